@@ -72,7 +72,7 @@ class Stretch:
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What came of a run so far."""
+    """The results of a run so far."""
 
     stretches: list[Stretch] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)  # "kind: status" -> how many

@@ -1,8 +1,8 @@
-"""What an unkind client sends: bodies that cost much to read, answers that cost much to write,
-schemas that cost much to compile. Pure; every body is a function of its number.
+"""Requests of an unkind client; pure: every body is a function of its number.
 
-Each attack says whether it may be served. What may not must be refused by a sentence that names the
-field, the limit and the value (`refusal_complaint`).
+Bodies cost much to read, answers cost much to write, schemas cost much to compile. Each attack says
+if it may be served. Others must be refused by a sentence that names the field, the limit and the
+value (`refusal_complaint`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def large_bodies(model: str, num_bytes: int) -> list[Attack]:
 
 
 def logprob_requests(model: str) -> list[Attack]:
-    """As many logprobs as one request can ask for, of a prompt beyond the context."""
+    """Return requests with as many logprobs as possible, for a prompt beyond the context."""
     prompt = [17] * _LONG_PROMPT_TOKENS
     return [_attack("32k tokens of logprobs, n=8", _TEXT, {**_logprobs(model), "prompt": prompt})]
 
@@ -96,7 +96,7 @@ def ordinary_schema(model: str, num_fields: int = 480) -> Attack:
 
 
 def refusal_complaint(attack: Attack, status: int, content: str) -> str:
-    """What is wrong with the answer to an attack; "" when nothing is."""
+    """Return the fault of the answer to an attack; "" if there is none."""
     if status == 200:
         return "" if attack.may_be_served else f"{attack.name}: served"
     if status not in _REFUSED:

@@ -1,11 +1,12 @@
-"""How long a router's event loop is blocked while it reads and writes what only costs.
+"""Measures how long costly requests block a router's event loop.
 
     python -m loadtest.hostile.loop_gaps --output loadtest/results/loop-gaps.json
 
-The routes in this process, over the demo's tokenizer, with answers that are there at once: no
-model, no Ray, nothing else that takes time. Each attack is sent alone and five times at once; what
-counts is the longest time between two turns of the loop. An idle loop is measured next to it: on a
-machine with others, a gap may be theirs. Fails (status 1) where a median is above `--limit-ms`.
+The routes run in this process, over the demo's tokenizer, with answers that are there at once: no
+model, no Ray, nothing else that takes time. Each attack is sent alone and five times at once. The
+figure is the longest time between two turns of the loop. An idle loop is measured next to it,
+because other programs of the machine cause gaps too. The command fails (status 1) if a median is
+above `--limit-ms`.
 """
 
 from __future__ import annotations

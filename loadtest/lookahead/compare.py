@@ -34,7 +34,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the first prompts, whose speed is measured (0: of none), and turns of each way."""
+    """The number of prompts whose speed is measured (0: none), and the turns of each way."""
 
     speed_prompts: int
     repeats: int
@@ -50,7 +50,7 @@ def tables_of(terms: Terms, paper: Thresholds, gain: Thresholds) -> dict[str, Te
 
 
 def counts_of(run: Run) -> dict[str, Any]:
-    """What a run cost and satisfied, also by prompt; the same whenever it is run."""
+    """Return the costs and the satisfaction of a run, also by prompt; no timing is in them."""
     num_met = sum(text.hard for text in run.texts)
     return {
         "prompts": len(run.texts),
@@ -127,7 +127,7 @@ def claims_of(table: str, lines: Sequence[Line]) -> list[Claim]:
 
 
 def ratio_to(above: Line, below: Line, count: str = "passes") -> Estimate:
-    """What a line costs a token over what another does on the same prompts."""
+    """Return the ratio of a line's cost per token to another line's on the same prompts."""
     costs, others = (
         list(zip(line[f"{count}_of_each"], line["tokens_of_each"], strict=True))
         for line in (above, below)

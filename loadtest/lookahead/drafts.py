@@ -1,13 +1,14 @@
-"""What a draft's size does: counts of real pairs, priced by the cost curves of larger ones.
+"""Estimates the effect of a draft's size: counts of real pairs, priced by curves of larger pairs.
 
-Each draft is told with its own size: its parameters, its weights over the target's, and what a step
-of it is measured to take beside a pass of the target.
+Each draft is listed with its own size: its parameters, its weights over the target's, and the
+measured time of its step beside a pass of the target.
 
 Counts of a run say how often the target passed, over how many rows, and how often the draft
-stepped. A pair of another size that agreed as often would have the same counts, and its curves say
-what they take. That it agrees as often is an assumption: acceptance and satisfaction are of the
-pair that was run. Curves are those of a roof: weights are read once a pass, or its arithmetic takes
-longer (Williams et al., CACM 52 (2009) 65); none is measured here.
+stepped. A pair of another size that agreed as often would have the same counts, and its curves give
+their cost. It is an assumption that it agrees as often: acceptance and satisfaction are those of
+the pair that was run. The curves follow a roofline: a pass takes as long as reading the weights
+once, or its arithmetic if that takes longer (Williams et al., CACM 52 (2009) 65). None is measured
+here.
 """
 
 from __future__ import annotations

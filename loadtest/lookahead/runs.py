@@ -43,11 +43,11 @@ class Pair:
 
     @property
     def step_cost(self) -> float:
-        """What a draft step costs of a target pass, where weights are all that is read."""
+        """The cost of a draft step over a target pass, if both only read their weights."""
         return _num_bytes(self.draft) / _num_bytes(self.target)
 
     def described(self) -> dict[str, Any]:
-        """What tables say of it: its label, family and sizes."""
+        """Return the pair's columns in tables: its label, family and sizes."""
         config = json.loads((self.target / "config.json").read_text(encoding="utf-8"))
         return {
             "pair": self.label,
@@ -85,12 +85,12 @@ class Run:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """The number of tokens of all texts."""
         return sum(len(text.token_ids) for text in self.texts)
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the whole run, prompts included."""
+        """Tokens per second of the whole run, prompts included."""
         return self.num_tokens / self.seconds
 
     def per_token(self, count: str) -> float:
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def states(self) -> dict[str, int]:
-        """How often each was visited."""
+        """The number of visits of each state."""
         total: Counter[str] = Counter()
         for text in self.texts:
             total += text.states
@@ -159,7 +159,7 @@ class Bench:
         return stream_seconds(self._llm, prompt, num_tokens)
 
     def num_passes(self) -> int:
-        """Of the target so far, for everybody."""
+        """Return the number of the target's passes so far, for all texts."""
         return self._llm.loads()["target"].num_passes
 
     def _answer(self, place: int, ask: Ask, terms: Terms, max_tokens: int) -> RequestOutput:
@@ -208,7 +208,7 @@ def stream_seconds(llm: LLM, prompt: str, num_tokens: int, **more: Any) -> float
 
 
 def num_parameters(folder: Path) -> int:
-    """Of a checkpoint: numbers in its tensors, those that are shared once."""
+    """Return the number of parameters of a checkpoint; shared tensors count once."""
     total = 0
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:

@@ -1,7 +1,7 @@
-"""What texts are asked for, and what each must do: a prompt and a reward, drawn by a fixed seed.
+"""The tasks of the comparison: each has a prompt and a reward, drawn by a fixed seed.
 
 A task draws from one of two sides: settings are chosen on `validation` and judged on `held-out`,
-whose prompts differ. Concept sets are those that the demo pair is never trained on.
+whose prompts differ. The demo pair is never trained on the concept sets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is asked: `max_tokens` of an answer, `at_once` of them at any time."""
+    """Prompts with `max_tokens` for an answer; `at_once` of them run at any time."""
 
     asks: Sequence[Ask]
     max_tokens: int

@@ -1,4 +1,4 @@
-"""How texts are steered: the ways that are compared, as the `lookahead` object of a request."""
+"""The ways to steer that are compared, as the `lookahead` object of a request."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def add_rule(parser: argparse.ArgumentParser) -> None:
 
 
 def terms_of(arguments: argparse.Namespace) -> Terms:
-    """Of the command line; what it has no option for is as recommended."""
+    """Return the terms of the command line; those without an option are as recommended."""
     names = (name for name in Terms.__dataclass_fields__ if name != "temperature")
     return Terms(**{name: getattr(arguments, name) for name in names if hasattr(arguments, name)})

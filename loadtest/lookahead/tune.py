@@ -27,7 +27,7 @@ _LAST_SETTINGS = 3  # these are compared on all prompts
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is tried."""
+    """The values to try."""
 
     lengths: Sequence[int]
     accept_thresholds: Sequence[float]
@@ -45,7 +45,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How many prompts of validation and of the check, and the allowance below CDLH."""
+    """The number of prompts of validation and of the check, and the allowance below CDLH."""
 
     num_prompts: int
     held_out: int

@@ -33,7 +33,7 @@ _MAX_LISTED = 20  # violations that a result lists
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What both parts found."""
+    """The results of both parts."""
 
     cells: list[Cell] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)

@@ -30,7 +30,7 @@ _ORDERS = (
 
 @dataclass(kw_only=True)
 class Counts:
-    """What became of the answers."""
+    """The outcomes of the answers, counted."""
 
     num_schemas: int = 0
     num_answers: int = 0
@@ -45,7 +45,7 @@ class Counts:
 
     @property
     def finished_share(self) -> float:
-        """Of all answers."""
+        """The share of all answers that finished."""
         return self.num_finished / max(1, self.num_answers)
 
 

@@ -35,7 +35,7 @@ _ASK_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one request came to: its choices' texts and how each ended, or why it was refused."""
+    """The outcome of a request: its choices' texts and their ends, or the reason of its refusal."""
 
     texts: tuple[str, ...] = ()
     finish_reasons: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def answer(self) -> tuple[object, ...]:
-        """What must not depend on drafts."""
+        """The parts of the outcome that must not depend on drafts."""
         return self.texts, self.finish_reasons, self.num_tokens, self.logprobs, self.refusal
 
 

@@ -45,7 +45,7 @@ Measure = Callable[[float, str], Awaitable[Stretch]]  # of a rate and what it is
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What has been measured so far."""
+    """The measurements so far."""
 
     load_priority: str = "normal"
     served_environment: Mapping[str, str] = field(default_factory=dict)  # beyond the usual

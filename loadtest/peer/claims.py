@@ -1,8 +1,8 @@
-"""What ours should reach next to llama.cpp and transformers: ratios of one run, with intervals.
+"""Aims for ours next to llama.cpp and transformers: ratios of one run, with intervals.
 
-A ratio is the geometric mean over answers to the same prompt in the same turn; its interval is the
-middle 95% of a bootstrap over these pairs. Where the best of several ways counts, it is picked on
-one half of the turns and compared on the other, else luck would pick it.
+A ratio is the geometric mean over answers to the same prompt in the same turn. Its interval is the
+middle 95% of a bootstrap over these pairs. If the best of several ways counts, it is picked on one
+half of the turns and compared on the other, because luck would otherwise pick it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PeerClaim:
         return f"{self.claim} [{self.low:.2f} to {self.high:.2f}]"
 
     def record(self) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the claim as a dict for the JSON file."""
         return {**self.claim.record(), "interval": [round(self.low, 3), round(self.high, 3)]}
 
 

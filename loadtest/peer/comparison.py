@@ -165,7 +165,7 @@ class PeerBench:
         }
 
     def _llama_of(self, target: Path, draft: Path | None) -> tuple[LlamaCpp | None, str]:
-        """What to start, or why nothing is; sets the ways of llama.cpp."""
+        """Return the server to start, or the reason for none; set the ways of llama.cpp."""
         arguments = self._arguments
         self._llama_ways: dict[str, Sequence[str]] = {}
         if arguments.llama_server is None or not arguments.llama_server.is_file():

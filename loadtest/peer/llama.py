@@ -70,7 +70,7 @@ def draft_options(draft: Path, k: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """What to start: the binary, the target and the options that every way shares."""
+    """A llama.cpp server: the binary, the target and the options that every way shares."""
 
     binary: Path
     target: Path  # GGUF

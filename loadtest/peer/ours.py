@@ -41,7 +41,7 @@ _TIMEOUTS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waite
 
 @dataclass(frozen=True)
 class Way:
-    """How ours drafts: by which drafter (None: the preferred one), and how far (None: adaptive)."""
+    """A way of ours to draft: the drafter (None: the preferred one) and k (None: adaptive)."""
 
     name: str
     k: int | None
@@ -49,13 +49,13 @@ class Way:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted."""
+        """True if nothing is drafted."""
         return self.k == 0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What is served: folders, and how long prompt and answer may be together."""
+    """The folders to serve, and the most tokens of prompt and answer together."""
 
     target: Path
     draft: Path | None

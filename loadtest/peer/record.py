@@ -1,8 +1,8 @@
-"""What a comparison has found so far: one JSON file, to which later runs of the command may add.
+"""The record of a comparison: one JSON file, to which later runs of the command may add.
 
-Such runs are short where a machine is shared: each brings some threads, tasks or further turns. A
-line's runs follow each other in the order they were made in, so turns of different lines pair up
-only if every run had the same ways; another set of ways is refused.
+Such runs are short on a shared machine: each adds some threads, tasks or further turns. A line's
+runs follow each other in the order of their measurement. So turns of different lines pair up only
+if every run had the same ways; another set of ways is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PeerRecord:
         return list(self._lines.values())
 
     def num_runs(self, key: Key) -> int:
-        """How many runs a line has so far."""
+        """Return how many runs a line has so far."""
         return len(self._lines[key].runs) if key in self._lines else 0
 
     def add(self, runs: Mapping[Key, Sequence[list[Timed]]]) -> None:
@@ -106,7 +106,7 @@ class PeerRecord:
 
 
 def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two answers begin with in common."""
+    """Return the length of the common beginning of two answers, in tokens."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),

@@ -77,7 +77,7 @@ class PeerLine:
         return sum(one.num_accepted for one in answers) / max(num_drafted, 1)
 
     def record(self) -> dict[str, Any]:
-        """For the JSON file; `of_record` reads it."""
+        """Return the line as a dict for the JSON file; `of_record` reads it."""
         return {
             **vars(self.key),
             "tokens_per_s": round(self.tokens_per_s, 2),

@@ -18,7 +18,7 @@ def interleave(
     repeats: int,
     on_done: Callable[[str, Value], None] = lambda name, value: None,
 ) -> dict[str, list[Value]]:
-    """What each line gave, in order of repeats; `on_done` is called after every single run."""
+    """Run the lines by turns and return their values in order of repeats."""
     values: dict[str, list[Value]] = {name: [] for name in lines}
     for turn in range(repeats):
         for name in _turned(list(lines), turn):

@@ -38,7 +38,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class BestRatio:
-    """How a line does against the best of others; `picked`: by the even turns and by the odd."""
+    """The ratio of a line to the best of others; `picked`: by the even turns and by the odd."""
 
     ratio: Estimate
     picked: tuple[str, str]

@@ -1,8 +1,8 @@
-"""How often texts differ: by comparison, task and temperature, each share with its interval.
+"""Counts how often texts differ: by comparison, task and temperature, with intervals.
 
 A comparison sets two ways side by side: A and B, a server and itself a second time, a server alone
-and in a crowd. Each question counts once in it. What a server differs from itself by is the floor:
-only what lies above it says that the other server is another one.
+and in a crowd. Each question counts once in it. The difference of a server from itself is the
+floor; only a higher difference shows that the other server is another one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """What is compared, in words."""
+        """The compared ways, in words."""
         first, second = self.first, self.second
         crowd = f"{first.concurrency} at a time"
         return {
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """What the two texts are called."""
+        """The labels of the two texts."""
         if self.kind == "between":
             return self.first.side, self.second.side
         return "first", "second"
@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """How many of so many questions got two texts, with Wilson's interval at 95%.
+    """The number of questions with two texts out of all compared, with Wilson's interval at 95%.
 
     An interval of no questions is all of 0 to 1.
     """
@@ -107,7 +107,7 @@ def comparisons(plan: Plan) -> list[Comparison]:
 
 
 def differs(comparison: Comparison, of: Mapping[Way, Reading]) -> bool | None:
-    """Whether a question's two texts differ; None: one of them did not come."""
+    """Return whether a question's two texts differ; None if one of them did not come."""
     first, second = of[comparison.first], of[comparison.second]
     if first.problem or second.problem:
         return None
@@ -137,7 +137,7 @@ def shares_by_task(
 
 
 def fate_of(readings: Iterable[tuple[Way, Reading]]) -> Fate:
-    """What the texts of one question say.
+    """Classify a question by its texts.
 
     Returns:
         same: there is one text. differs: each side has one, always, and they are two. unsteady: a
@@ -174,7 +174,7 @@ def excess_chance(num_between_only: int, num_floor_only: int) -> float:
 
 
 def rises_above(readings: Readings, between: Comparison, floors: Sequence[Comparison]) -> bool:
-    """Whether A and B differ more often than every one of these floors, chance considered."""
+    """Return whether A and B differ more often than every one of these floors, beyond chance."""
     pairs = []
     for floor in floors:
         found = [(differs(between, ways), differs(floor, ways)) for ways in readings.values()]

@@ -1,7 +1,8 @@
-"""Where two texts part: the character, what stands around it, and the token.
+"""Finds the place at which two texts part: the character, its surroundings, and the token.
 
-Knows texts and tokens, no servers. A token is a text and its log probability; where a text has
-tokens on both sides, the first token that differs is theirs, else the one that holds the character.
+This module knows texts and tokens, no servers. A token is a text and its log probability. If a text
+has tokens on both sides, the token of the difference is the first that differs; else it is the one
+that holds the character.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where the texts of A and B part.
+    """The place at which the texts of A and B part.
 
     Attributes:
         at: the first character that differs; where one text begins the other, its length.

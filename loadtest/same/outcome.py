@@ -1,4 +1,4 @@
-"""What a comparison of two servers has found, and what follows from it."""
+"""The results of a comparison of two servers, and the conclusion."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def fates(self) -> Counter[Fate]:
-        """How many questions have which fate; see `fate_of`."""
+        """The number of questions by fate; see `fate_of`."""
         return Counter(fate_of(ways.items()) for ways in self.readings.values())
 
     @property

@@ -1,7 +1,7 @@
-"""What is asked: questions, which must get one text, and the ways in which each is asked.
+"""Questions, each of which must get one text, and the ways in which each is asked.
 
-A question is a prompt with a temperature, a seed and a route. A way is a side, a delivery, how many
-requests run at a time, and the run. A server that keeps its seeds and is lossless gives a question
+A question is a prompt with a temperature, a seed and a route. A way is a side, a delivery, a number
+of concurrent requests, and the run. A server that keeps its seeds and is lossless gives a question
 the same text in every way.
 """
 
@@ -37,7 +37,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a question is asked: of whom, how delivered, among how many, and which time (from 1)."""
+    """A way to ask: the side, the delivery, the number of requests at a time, the run (from 1)."""
 
     side: SideName
     delivery: Delivery

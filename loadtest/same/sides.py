@@ -26,7 +26,7 @@ class CannotAsk(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a server is and how it wants to be asked.
+    """The address of a server, and the form of requests that it wants.
 
     Attributes:
         url: with or without /v1 at its end.
@@ -61,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long an answer may take, in seconds, and how often it is asked for again."""
+    """The longest time for an answer, in seconds, and the number of retries."""
 
     timeout_s: float
     num_retries: int
@@ -69,7 +69,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a question got in one way.
+    """The answer to a question in one way.
 
     Attributes:
         text, finish_reason: of the answer.
@@ -87,7 +87,7 @@ class Reading:
 
     @property
     def essence(self) -> tuple[str, str]:
-        """What must be the same."""
+        """The parts that must be the same."""
         return self.text, self.finish_reason
 
 

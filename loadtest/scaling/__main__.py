@@ -82,7 +82,7 @@ def _same_cache(config: Config) -> None:
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What a run has found so far; violations are failed requests and looks."""
+    """The results of a run so far; violations are failed requests and looks."""
 
     samples: list[Sample] = field(default_factory=list)
     is_back: bool = False
@@ -180,7 +180,7 @@ def groups(num_groups: int) -> list[list[Case]]:
 
 
 def _references(config: Path, cases: Sequence[Sequence[Case]]) -> dict[str, Answer]:
-    """What every case answers without scaling."""
+    """Return every case's answer without scaling."""
     found: dict[str, Answer] = {}
     with served(config, change=_same_cache) as service:
         for group in cases:

@@ -45,7 +45,7 @@ class Sample:
         return self.replicas.get(deployment, {}).get("RUNNING", 0)
 
     def is_settled_at(self, num_replicas: int) -> bool:
-        """Whether every deployment has so many replicas, none of them on its way in or out."""
+        """Return whether every deployment has so many replicas, and none starts or stops."""
         return all(states == {"RUNNING": num_replicas} for states in self.replicas.values())
 
 
@@ -108,7 +108,7 @@ class Watch:
 
 
 def metrics_port() -> int:
-    """Where the node's agent exports metrics."""
+    """Return the port at which the node's agent exports metrics."""
     [node] = [node for node in ray.nodes() if node["Alive"]]
     return int(node["MetricsExportPort"])
 

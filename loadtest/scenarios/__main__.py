@@ -1,11 +1,11 @@
-"""Whether adaptive k is ever wrong: against every fixed k and plain decoding, in many scenarios.
+"""Compares adaptive k with every fixed k and plain decoding, in many scenarios.
 
     python -m loadtest.scenarios --quick
     python -m loadtest.scenarios --scenario 'demo-*' --output results/scenarios.json
 
 For each scenario all lines run by turns: plain decoding, every fixed k, adaptive k with a warm
-planner, and k pinned inside the planner's machinery. Prints one table and the claims with their
-goals; writes JSON after every scenario, and a picture next to it.
+planner, and k pinned inside the planner's machinery. The command prints one table and the claims
+with their goals. It writes JSON after every scenario, and a picture next to it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _show(content: dict[str, Any]) -> None:
 
 
 def _kept(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a run before has measured, where it is to be gone on with."""
+    """Return the measurements of an earlier run if this one resumes it."""
     if not arguments.resume or arguments.output is None or not arguments.output.is_file():
         return {"pairs": {}, "scenarios": []}
     content = json.loads(arguments.output.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What is asked in a scenario: the same requests for every line and every turn."""
+"""The requests of a scenario: the same for every line and every turn."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Grown:
 
     @property
     def name(self) -> str:
-        """Of its folder in the cache and of its scenarios."""
+        """The name of its folder in the cache and of its scenarios."""
         return f"a{100 * self.acceptance:.0f}-c{self.cost_percent}"
 
 

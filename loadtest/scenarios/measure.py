@@ -32,7 +32,7 @@ Line = Callable[[], LoopRun]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run of each scenario.
+    """The runs of each scenario.
 
     Attributes:
         ks: fixed k above 0.
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a scenario gave; rates in tokens/s in order of turns, by line."""
+    """The results of a scenario; rates in tokens/s in order of turns, by line."""
 
     scenario: Scenario
     num_asks: int
@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def planning(self) -> dict[int, Estimate]:
-        """By k: pinned inside the planner's machinery over the same k fixed."""
+        """By k, the ratio of k pinned inside the planner's machinery to the same k fixed."""
         rates = self.rates
         return {k: ratio_of(rates[pinned_name(k)], rates[name_of(k)]) for k in self.pinned}
 
@@ -89,7 +89,7 @@ class Outcome:
         return {k: round(count / total, 4) for k, count in sorted(counts.items())}
 
     def claims(self) -> list[Claim]:
-        """What must be true, and whether it is."""
+        """Return the aims and their verdicts."""
         name = self.scenario.name
         goal = _MIXED_TO_BEST if self.scenario.kind == "mixed" else ADAPTIVE_TO_BEST
         claims = [
@@ -102,7 +102,7 @@ class Outcome:
         return claims
 
     def record(self) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the results as a dict for the JSON file."""
         return {
             "name": self.scenario.name,
             **asdict(self.scenario),
@@ -166,7 +166,7 @@ def _warm(line: Line, warm_s: float) -> None:
 
 
 def num_runs(scenario: Scenario, plan: Plan) -> int:
-    """How often `measure` calls `on_done`."""
+    """Return how often `measure` calls `on_done`."""
     return (2 + len(plan.ks) + len(_pinned(scenario, plan))) * plan.repeats
 
 
@@ -188,9 +188,10 @@ def _lines(scenario: Scenario, stage: Stage, asks: Sequence[Ask], plan: Plan) ->
 def _enough_asks(
     scenario: Scenario, stage: Stage, prompts: PromptSource, run_s: float
 ) -> list[Ask]:
-    """As many requests as plain decoding answers in `run_s`; every place is filled twice at least.
+    """Return as many requests as plain decoding answers in `run_s`.
 
-    What counts ends with the first place that stays empty (`loop.rate_at_full_places`).
+    They fill every place at least twice. The measured time ends with the first place that stays
+    empty (`loop.rate_at_full_places`).
     """
     least = asks_of(scenario, prompts, 2 * scenario.batch)
     plain = partial(stage.serve, batch=scenario.batch, k=0, learnt=Learnt())

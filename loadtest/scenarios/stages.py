@@ -1,4 +1,4 @@
-"""Where a scenario runs: engines in one process, in processes of their own, or over HTTP."""
+"""The stages of a scenario: engines in one process, in processes of their own, or over HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """How models are run: `threads` of the target, `draft_threads` where the draft is apart."""
+    """Settings of the models: `threads` of the target, `draft_threads` if the draft is apart."""
 
     dtype: DtypeName
     threads: int

@@ -46,7 +46,7 @@ def _ratios(speed: Mapping[str, float]) -> str:
 
 
 def _shares(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Which k were chosen how often; of a service only their mean is known."""
+    """Show how often each k was chosen; for a service only the mean is known."""
     line = next(line for line in lines if line["way"] == "adaptive")
     if not line["rounds_by_k"]:
         return f"; {line['mean_k']:.1f} in {100 * line['drafted_share']:.0f}%"

@@ -23,7 +23,7 @@ class Attached:
     roots: tuple[psutil.Process, ...]
 
     def gcs_address(self) -> str:
-        """Where its Ray is reached.
+        """Return the address of its Ray.
 
         Raises:
             RuntimeError: its raylet is gone.
@@ -40,8 +40,9 @@ class Attached:
 
 
 def gcs_address(processes: Iterable[psutil.Process]) -> str:
-    """Where the Ray of a service with these processes is reached: its raylet has that on the
-    command line.
+    """Return the address of the Ray of a service with these processes.
+
+    Its raylet has the address on the command line.
 
     Raises:
         RuntimeError: there is no raylet among them.

@@ -36,7 +36,7 @@ _DEMO = ROOT / "models" / "demo"
 
 @dataclass(frozen=True)
 class Role:
-    """What a node of one label has, as Ray counts it."""
+    """The resources of a node of one label, as Ray counts them."""
 
     name: str
     num_cpus: int
@@ -72,11 +72,11 @@ class PrivateCluster:
 
     @property
     def base_url(self) -> str:
-        """Where deployed configs are served."""
+        """The URL at which deployed configs are served."""
         return f"http://127.0.0.1:{self._port}"
 
     def gcs_address(self) -> str:
-        """What `ray.init` takes."""
+        """Return the address for `ray.init`."""
         return str(self._nodes.gcs_address)
 
     def add(self, role: Role) -> Any:

@@ -89,7 +89,7 @@ def gauges(text: str) -> dict[str, float]:
 
 
 def limits(config: Mapping[str, Any]) -> dict[str, float]:
-    """What none of the gauges may exceed, by a Serve config file with all keys spelt out."""
+    """Return the limits of the gauges from a Serve config file with all keys spelt out."""
     args = config["applications"][0]["args"]
     router, target = args["router"], args["target"]
     found: dict[str, float] = {

@@ -71,7 +71,7 @@ class Series:
 
     @property
     def checked(self) -> list[int]:
-        """What counts: private memory of a process, proportional of several."""
+        """The checked values: private memory of a process, proportional memory of several."""
         return self.private if self.pid else self.proportional
 
 

@@ -71,14 +71,14 @@ class Watched(Protocol):
 
     @property
     def base_url(self) -> str:
-        """Where it serves HTTP."""
+        """The URL at which it serves HTTP."""
 
     @property
     def folder(self) -> Path:
-        """Where it keeps its files; every process of it has this as its RAY_TMPDIR."""
+        """The folder of its files; all its processes have this as their RAY_TMPDIR."""
 
     def gcs_address(self) -> str:
-        """Where its Ray is reached."""
+        """Return the address of its Ray."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Part:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs or could be woken; a zombie has ended."""
+    """Return whether it runs or could be woken; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -99,7 +99,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether it is alive and stopped by a signal."""
+    """Return whether it is alive and stopped by a signal."""
     try:
         return process.status() == psutil.STATUS_STOPPED
     except psutil.Error:
@@ -153,7 +153,7 @@ class FaultService:
 
     @property
     def base_url(self) -> str:
-        """Where it serves HTTP."""
+        """The URL at which it serves HTTP."""
         return self._served.base_url
 
     def __enter__(self) -> FaultService:
@@ -188,9 +188,9 @@ class FaultService:
         return found
 
     def missing(self) -> str:
-        """What is not as it was at the start, for people; empty when the service is whole.
+        """Return the difference from the start, for people; "" if the service is whole.
 
-        Asks Serve last: a stopped controller would not answer.
+        Serve is asked last, because a stopped controller would not answer.
         """
         parts = self.parts()
         for kind, wanted in self._expected.items():
@@ -261,7 +261,7 @@ class FaultService:
 
 
 def unhealthy() -> str:
-    """What Serve has still to do or cannot do, for people; empty when all replicas run."""
+    """Return Serve's unfinished or failed work, for people; "" if all replicas run."""
     try:
         application = serve.status().applications[APP]
     except RayError as error:

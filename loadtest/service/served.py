@@ -46,7 +46,7 @@ class Served:
     folder: Path
 
     def log(self) -> str:
-        """What `serve run` has printed so far."""
+        """The output of `serve run` so far."""
         return self.log_path.read_text(errors="replace")
 
     def stop(self) -> int:
@@ -69,7 +69,7 @@ class Served:
         return found
 
     def gcs_address(self) -> str:
-        """Where this service's Ray is reached.
+        """Return the address of this service's Ray.
 
         Raises:
             RuntimeError: its raylet is gone.
@@ -119,7 +119,7 @@ def started(
     keeps_folder: Callable[[], bool] = lambda: False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Served]:
-    """As `served`, but does not wait: it may never be ready."""
+    """Start a service like `served`, but do not wait: it may never be ready."""
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
     port = free_port()
     path, prefix = _write_config(config_path, folder, port, change)
@@ -150,7 +150,7 @@ def started(
 
 
 def private_environment(folder: Path) -> dict[str, str]:
-    """What makes Ray below `folder` private to us."""
+    """Return the environment that makes Ray below `folder` private."""
     return {
         "RAY_AUTH_MODE": "disabled",
         "RAY_TMPDIR": str(folder),
@@ -193,7 +193,10 @@ def ended_in_order() -> Iterator[None]:
 
 
 def _take_interrupts() -> None:
-    """What runs in the background of a shell ignores Ctrl-C; the service must not."""
+    """Take Ctrl-C again.
+
+    A shell's background processes ignore it; the service must not.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,12 +1,13 @@
-"""How draft lengths and batch forming work together, in simulated time: no clock, no model.
+"""Shows how draft lengths and batch forming work together, in simulated time.
 
     python -m loadtest.simulate --output loadtest/results/simulate.json
     python -m loadtest.simulate --only cpu-demo --seconds 60
 
-For each scenario: tokens per second for k = 0, for every fixed k, for sessions that decide each
-for itself, and for the router's planner, which decides for all together; and the share the
-planner reaches of the best that is fixed (0 included). The planner, what it learns by, and the
-forming of batches are the code that serves; engines, links and acceptance are simulated.
+There is no clock and no model. For each scenario it gives tokens per second for k = 0, for every
+fixed k, for sessions that each decide for themselves, and for the router's planner, which decides
+for all together. It also gives the planner's share of the best fixed k (0 included). The planner,
+its statistics and the forming of batches are the code that serves; engines, links and acceptance
+are simulated.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave."""
+    """The results of a run."""
 
     tokens_per_s: float
     mean_batch: float  # sessions in a pass
@@ -67,7 +68,7 @@ class Outcome:
 
 
 class Learning:
-    """What the sessions of one router share."""
+    """Statistics and costs that the sessions of one router share."""
 
     def __init__(self, events: Events) -> None:
         self._clock = lambda: events.now_ms / 1e3
@@ -190,7 +191,7 @@ def _spread(num_clients: int) -> list[RequestKind]:
 
 
 def scenarios() -> list[Scenario]:
-    """What the table shows and the tests hold the planner to."""
+    """Return the scenarios of the table; tests hold the planner to them."""
     found = []
     machines = {"cpu-demo": CPU_DEMO, "cpu-349m": CPU_349M, "gpu": GPU, "gpu-full": GPU_FULL}
     for name, machine in machines.items():

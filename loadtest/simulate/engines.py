@@ -18,7 +18,7 @@ from models.scheduler.batch_window import BatchWindow
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What things take: a pass by rows and sessions, a draft step by sessions, links."""
+    """The durations of a machine: a pass by rows and sessions, a draft step by sessions, links."""
 
     pass_ms: Callable[[int, int], float]
     step_ms: Callable[[int], float]
@@ -28,7 +28,7 @@ class Machine:
 
 
 class Events:
-    """What happens when; no clock but its own."""
+    """A queue of events with no clock but its own."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0

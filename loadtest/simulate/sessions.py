@@ -24,7 +24,7 @@ Acceptance = Callable[[float], float]  # probability of a draft token, by time i
 
 @dataclass(frozen=True, kw_only=True)
 class RequestKind:
-    """What a client sends over and over."""
+    """A kind of request that a client sends again and again."""
 
     acceptance: Acceptance
     drafter: DrafterTraits | None = DRAFT_MODEL.traits

@@ -64,7 +64,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def _not_idle(gauges: GaugeWatch, at_s: float) -> list[str]:
-    """What still runs or waits; a page of metrics may be a second old, so it is asked for again."""
+    """Return the gauges that still show running or waiting requests.
+
+    A page of metrics may be a second old, so it is read again until the limit.
+    """
     deadline = time.monotonic() + _FREED_LIMIT_S
     while True:
         idle = gauges.sample(at_s)

@@ -1,12 +1,12 @@
-"""Whether what was sampled in a soak is as it must be: memory flat, queues within their limits.
+"""Checks the samples of a soak: memory is flat, queues are within their limits.
 
-Memory is checked by private pages (USS, and what of it was swapped out): a leak is private memory,
-while PSS and RSS also move when another process maps or leaves shared pages. All of ours together
-are checked by the sum of PSS, which counts shared pages once, so growth of shared memory shows
-there. Ray's own processes are reported and not checked. What counts is the last quarter's median
-against that of the first quarter after the warm-up: medians pass over the spikes of single samples,
-and the difference is memory that is held and not an extrapolation; a step that stays counts in
-full, wherever it is. The least-squares slope is reported next to it.
+Memory is checked by private pages (USS, and their swapped part): a leak is private memory, while
+PSS and RSS also move when another process maps or leaves shared pages. The sum of PSS checks all
+processes together; it counts shared pages once, so growth of shared memory shows there. Ray's own
+processes are reported and not checked. The check compares the last quarter's median with that of
+the first quarter after the warm-up. Medians ignore the spikes of single samples, and the difference
+is memory that is held, not an extrapolation. A lasting step counts in full at any place. The
+least-squares slope is reported next to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_SAMPLES = 3  # in a quarter; fewer have no median worth the name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """How a series went after the warm-up."""
+    """The growth of a series after the warm-up."""
 
     early_mib: float  # median of the first quarter
     late_mib: float  # median of the last
@@ -99,7 +99,7 @@ def _check(one: Series, sampled: Sequence[float], limit: float) -> MemoryCheck:
 
 
 def check_bounds(gauges: Mapping[str, Sequence[float]], limits: Mapping[str, float]) -> list[str]:
-    """What went beyond its limit, or was never seen; one line each."""
+    """Return one line for each gauge that exceeded its limit or never appeared."""
     complaints = []
     for name, limit in limits.items():
         values = gauges.get(name, ())

@@ -21,7 +21,7 @@ _START_SPREAD_S = 0.05  # between two users' first requests, so that they do not
 
 @dataclass
 class Tally:
-    """What has come of all requests so far."""
+    """The outcomes of all requests so far."""
 
     ended: Counter[str] = field(default_factory=Counter)  # by name
     turned_away: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class SoakLoad:
 
     @property
     def cpu_s(self) -> float:
-        """Of the load's own thread, once it has ended."""
+        """CPU time of the load's own thread, once it has ended."""
         return self._thread.cpu_s
 
     def start(self) -> None:

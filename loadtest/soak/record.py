@@ -1,4 +1,4 @@
-"""What a soak has found: for people, and as JSON."""
+"""The record of a soak: for people, and as JSON."""
 
 from __future__ import annotations
 

@@ -55,14 +55,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to draft: with which draft, and k; None: chosen live."""
+    """A way to draft: the draft, and k; None means adaptive."""
 
     draft: str
     k: int | None
 
     @property
     def name(self) -> str:
-        """As in tables."""
+        """The name in tables."""
         return name_of(self.k)
 
 
@@ -95,7 +95,7 @@ class Served:
 
     @property
     def num_tokens(self) -> int:
-        """Of all answers."""
+        """The number of tokens of all answers."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     @property
@@ -105,12 +105,15 @@ class Served:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all requests together, prompts included."""
+        """Tokens per second of all requests together, prompts included."""
         return self.num_tokens / self.elapsed_s
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Of one request after another, each from its first tokens on; 0.0: nothing came after."""
+        """Tokens per second of single requests, each from its first tokens on.
+
+        It is 0.0 if no tokens came after the first.
+        """
         tokens = sum(len(one.token_ids) - one.num_first for one in self.answers)
         return tokens / sum(one.ended_s - one.first_s for one in self.answers) if tokens else 0.0
 
@@ -121,7 +124,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What is loaded, and with how much room. A draft that is None is prompt lookup."""
+    """The models to load, and their limits.
+
+    A draft that is None is prompt lookup.
+    """
 
     target: Path
     drafts: Mapping[str, DraftModel | None]

@@ -1,7 +1,7 @@
-"""What a study's figures say: the best k of each task, which draft to take, where drafting ends.
+"""Conclusions of a study: the best k of each task, the draft to take, the end of drafting.
 
-Reads a study's content as it is in its file, also of one that is not whole: what was not measured
-is left out.
+It reads a study's content as it is in its file, even if the study is not complete; a missing
+measurement is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOW_COST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to set for a task with one draft; k 0: draft nothing."""
+    """Recommended settings for a task with one draft; k 0 means no drafts."""
 
     task: str
     draft: str
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What theory says of one k, from measured acceptance and cost."""
+    """The prediction of theory for one k, from measured acceptance and cost."""
 
     k: int
     tokens_per_round: float  # (1 - a^(k+1)) / (1 - a)
@@ -104,7 +104,7 @@ def shares_near_theory(content: Content) -> dict[str, float] | None:
 
 
 def choices(content: Content) -> list[Choice]:
-    """Of every draft and task whose speed was measured."""
+    """Return the choice for every draft and task whose speed was measured."""
     return [
         choice_of(task, draft, part["lines"])
         for (draft, task), part in parts_of(content, "speedup")
@@ -112,7 +112,7 @@ def choices(content: Content) -> list[Choice]:
 
 
 def are_compared(content: Content) -> bool:
-    """Whether the speed of several drafts was measured on the same tasks."""
+    """Return whether the speed of several drafts was measured on the same tasks."""
     tasks: dict[str, set[str]] = {}
     for choice in choices(content):
         tasks.setdefault(choice.draft, set()).add(choice.task)
@@ -133,7 +133,7 @@ def chosen_draft(content: Content) -> str:
 
 
 def best_choices(content: Content) -> list[Choice]:
-    """Of every task the fastest draft's."""
+    """Return the fastest draft's choice for every task."""
     best: dict[str, Choice] = {}
     for choice in choices(content):
         if choice.task not in best or choice.speed_up > best[choice.task].speed_up:
@@ -142,14 +142,14 @@ def best_choices(content: Content) -> list[Choice]:
 
 
 def accepted_at(content: Content, draft: str, task: str) -> dict[float, Mapping[str, Any]]:
-    """What was measured of acceptance, by temperature; only where something was drafted."""
+    """Return measured acceptance by temperature, if tokens were drafted."""
     part = content["parts"].get(f"acceptance/{draft}/{task}")
     measured = [] if part is None else part["temperatures"]
     return {one["temperature"]: one for one in measured if one["acceptance"] is not None}
 
 
 def expected(content: Content, draft: str, task: str, temperature: float) -> list[Expected]:
-    """Of every k of the study; empty where acceptance or costs were not measured."""
+    """Return the prediction for every k of the study; empty without acceptance or costs."""
     measured = accepted_at(content, draft, task).get(temperature)
     costs = content["parts"].get(f"costs/{draft}")
     if measured is None or costs is None:

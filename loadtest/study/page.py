@@ -275,7 +275,7 @@ def _ablation(content: Content) -> list[str]:
 
 
 def same_text_note(content: Content, section: str) -> str:
-    """Whether drafting changed any text."""
+    """Say if drafting changed any text."""
     differing = [
         f"{'/'.join(words)} {line['way']}"
         for words, part in parts_of(content, section)

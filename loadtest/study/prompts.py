@@ -1,12 +1,12 @@
-"""What is asked in a study: prompts with the task that each belongs to.
+"""The prompts of a study, each with its task.
 
 A file has one JSON object a line: `task`, then `prompt` (raw text) or `messages` (a chat), and
-`schema` (a JSON schema that the answer is held to in the section on structure) where there is one:
+optionally `schema`. The section on structure holds the answer to this JSON schema:
 
     {"task": "code", "messages": [{"role": "user", "content": "Sort a list in Python."}]}
 
-Two sets are there by name: `demo`, held-out chats of the kinds that the demo pair was trained on,
-and `kinds`, this project's prompts for real models (`loadtest/kinds.json`).
+Two sets have names: `demo`, held-out chats of the kinds that the demo pair was trained on, and
+`kinds`, this project's prompts for real models (`loadtest/kinds.json`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Prompt:
 def load_prompts(
     name: str, num_prompts: int, seed: int, tasks: Sequence[str] | None = None
 ) -> list[Prompt]:
-    """At most `num_prompts` of each task, of a set by its name or of a file.
+    """Load at most `num_prompts` of each task, of a set by its name or of a file.
 
     Raises:
         ValueError: the file is missing, empty or wrong, and the message names line, field and

@@ -37,7 +37,7 @@ class Record:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """What was measured, by name."""
+        """The measurements by name."""
         parts: dict[str, Part] = self.content["parts"]
         return parts
 
@@ -56,7 +56,7 @@ class Record:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """What is in a study's folder.
+    """Read the content of a study's folder.
 
     Raises:
         ValueError: there is no study.

@@ -1,4 +1,4 @@
-"""What a study measures, and how often: values of a full and of a quick run."""
+"""Settings of a study: values of a full and of a quick run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _FULL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of one study. Sections that measure speed sample at `temperature`."""
+    """The settings of one study.
+
+    Sections that measure speed sample at `temperature`.
+    """
 
     target: str  # label
     drafts: list[str]  # labels, in the order given
@@ -58,7 +61,10 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, target: str, drafts: list[str]) -> Settings:
-        """From the command line: what is not given is that of --quick or of the full run."""
+        """Read the settings from the command line.
+
+        An option that is not given has the value of --quick or of the full run.
+        """
         values = dict(_QUICK if arguments.quick else _FULL)
         for name in values:
             given = getattr(arguments, name)

@@ -70,7 +70,7 @@ def _cost_in_words(cost: float) -> str:
 
 
 def theory_lines(acceptance: float, cost: float, k: int) -> Iterator[str]:
-    """What the calculator prints; `cost` is draft over target, or above 1 target over draft.
+    """Yield the calculator's lines; `cost` is draft over target, or above 1 target over draft.
 
     Raises:
         ValueError: a is not within 0 to 1, c is negative, or k is.

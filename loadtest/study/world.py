@@ -1,4 +1,4 @@
-"""What all sections of a study share: settings, prompts, and the models once they are loaded."""
+"""Shared by all sections of a study: settings, prompts, and the models once they are loaded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class World:
 
     @property
     def tasks(self) -> list[str]:
-        """In the order of the prompts."""
+        """The tasks in the order of the prompts."""
         return list(dict.fromkeys(prompt.task for prompt in self.prompts))
 
     @cached_property
@@ -59,7 +59,7 @@ class World:
 
     @property
     def models(self) -> Models:
-        """What `engines` loads."""
+        """The models that `engines` loads."""
         settings = self.settings
         return Models(
             target=self.target,

@@ -40,7 +40,7 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything held that had to."""
+        """True if all requirements held."""
         return not self.problems
 
     def content(self) -> Mapping[str, object]:

@@ -88,7 +88,7 @@ def compare_drafts(result: Result) -> str:
 
 
 def staged(result: Result) -> str:
-    """What guesses for the draft model save in its passes, and what that makes of the speed."""
+    """Show how many passes the guesses save the draft model, and the resulting speed."""
     pair = str(result["settings"]["pair"])
     head = [pair, "guesses by", "tokens/s", "draft passes a token", "guessed", "right"]
     rows = []

@@ -1,4 +1,4 @@
-"""What the front page says in sentences with figures: when drafts pay, and next to others."""
+"""Sentences with figures for the front page: when drafts pay, and the comparison with others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Claim = Mapping[str, Any]
 
 
 def sooner(result: Result) -> str:
-    """In how many scenarios adaptive k is slower than no drafts at all, by streams at once."""
+    """Count the scenarios in which adaptive k is slower than no drafts, by streams at once."""
     all_of_them = result["scenarios"]
     ratios = [one["to_plain"] for one in all_of_them]
     values = [ratio["value"] for ratio in ratios]

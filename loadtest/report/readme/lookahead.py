@@ -169,7 +169,7 @@ def millions(number: int) -> str:
 
 
 def aims(content: Content) -> str:
-    """What was aimed for and what each table of a comparison has of it, with intervals."""
+    """Show the aims of a comparison and the value of each table, with intervals."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for claim in content["claims"]:
         name, _, text = claim["text"].partition(": ")
@@ -190,7 +190,7 @@ def _measured(claim: Mapping[str, Any]) -> str:
 
 
 def aim(claim: Mapping[str, Any]) -> str:
-    """What was measured, with its interval; what was wanted, and whether it was reached."""
+    """Show the measured value with its interval, and the aim with its verdict."""
     value = f"{claim['value']:.2f}"
     if "interval" in claim:
         low, high = claim["interval"]

@@ -37,7 +37,7 @@ def peer(result: Result) -> str:
 
 
 def _columns(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Of each side plain decoding and the best drafted way, or the best of each kind it has."""
+    """Return the columns: for each side plain decoding, and its best drafted way or kinds."""
     columns: list[tuple[str, str]] = []
     for side in dict.fromkeys(line["side"] for line in lines):
         kinds = sorted({_kind(line) for line in lines if line["side"] == side})
@@ -50,7 +50,7 @@ def _columns(lines: Sequence[Line]) -> list[tuple[str, str]]:
 
 
 def _kind(line: Line) -> str:
-    """What drafts: nothing, a draft model, n-grams, or what the side chooses."""
+    """Return the kind of drafter: none, a draft model, n-grams, or the side's own choice."""
     way = str(line["way"])
     if way == _PLAIN:
         return _NO_DRAFT

@@ -54,8 +54,7 @@ class Result:
         return Path(relpath((RESULTS / self.name).with_name(file), self.seen_from)).as_posix()
 
     def made(self) -> str:
-        """How, where and when it was measured: command, date and machine as the file has them, and
-        what came since."""
+        """Describe how, where and when it was measured, and the commits since."""
         return f"`{self['command']}`, {self.made_in_short()}"
 
     def made_in_short(self) -> str:
@@ -77,13 +76,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def goal(value: float, relation: str, limit: float) -> str:
-    """What was aimed for and whether it was reached; `relation` is `at least` or `at most`."""
+    """Show an aim and its verdict; `relation` is `at least` or `at most`."""
     is_met = value >= limit if relation == "at least" else value <= limit
     return f"{relation} {limit:g}: {'met' if is_met else '**missed**'}"
 
 
 def claims_table(pair: Mapping[str, Any]) -> str:
-    """What was aimed for and what was measured."""
+    """Show the aims and the measured values."""
     rows = [
         [
             claim["text"],

@@ -21,7 +21,7 @@ def scenarios(result: Result) -> str:
 
 
 def _where(result: Result) -> str:
-    """How many scenarios were measured on which processor; each one's lines on the same."""
+    """Count the scenarios by processor; all lines of a scenario ran on the same one."""
     counts = Counter(one["processor"] for one in result["scenarios"])
     return "; ".join(f"{count} scenarios on {name}" for name, count in counts.items()) + "."
 

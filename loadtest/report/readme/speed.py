@@ -43,7 +43,7 @@ def bench(result: Result) -> str:
 
 
 def long_prompt(result: Result) -> str:
-    """What a long prompt of another client does to the gaps of one stream."""
+    """Show how a long prompt of another client changes the gaps of one stream."""
     (pair,) = result["pairs"].values()
     limits = {
         claim["text"].split(":")[0]: claim for claim in pair["claims"] if "gap" in claim["text"]
@@ -239,5 +239,5 @@ def forced(result: Result) -> str:
 
 
 def claims(result: Result) -> str:
-    """What was aimed for and what was measured."""
+    """Show the aims and the measured values."""
     return f"{claims_table(result.content)}\n\n{result.made()}"

@@ -46,7 +46,7 @@ def guide(seen_from: Path) -> str:
 
 
 def in_short(seen_from: Path) -> str:
-    """Of every kept study: cost ratio, batch, short and long answers, structure, ablation."""
+    """Show every kept study: cost ratio, batch, short and long answers, structure, ablation."""
     rows = [[study, *_facts(result)] for study, result in _kept(seen_from)]
     head = [
         *("pair", "draft", "c", "runs within a fifth of E / (1 + k c)", "with longer passes"),

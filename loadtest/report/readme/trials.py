@@ -25,7 +25,7 @@ def hostile(result: Result) -> str:
 
 
 def loop_gaps(result: Result) -> str:
-    """How long the router's event loop stands still for one attack, and for five at once."""
+    """Show how long the router's event loop is blocked by one attack, and by five at once."""
     limit = result["settings"]["limit_ms"]
     rows = []
     for length in dict.fromkeys(line["max_model_len"] for line in result["lines"]):
@@ -94,7 +94,7 @@ def same(result: Result) -> str:
 
 
 def matrix(result: Result) -> str:
-    """What drafts change of answers, by parameter and constraint; and answers under schemas."""
+    """Show how drafts change answers, by parameter and constraint; and answers under schemas."""
     verdicts: dict[str, dict[str, set[str]]] = {}
     for cell in result["parameters"]:
         row = verdicts.setdefault(cell["parameter"], {})
@@ -160,7 +160,7 @@ def rolling(result: Result) -> str:
 
 
 def scaling(result: Result) -> str:
-    """How many replicas each deployment had, and since when."""
+    """Show the number of replicas of each deployment over time."""
     rows = [
         [name, ", ".join(f"{count} from {at:.0f} s" for at, count in steps)]
         for name, steps in result["replicas"].items()

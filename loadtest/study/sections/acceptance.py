@@ -1,8 +1,8 @@
-"""How many draft tokens are accepted, by draft, task and temperature.
+"""Measures how many draft tokens are accepted, by draft, task and temperature.
 
-Every round drafts the highest k that is studied, or fewer at a text's end; what it says of each
-position says what every smaller k would have brought. No speed: load on the machine changes
-nothing.
+Every round drafts the highest k that is studied, or fewer at a text's end. Its acceptance at each
+position also gives the result of every smaller k. Speed is not measured, so load on the machine
+changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a draft step and a longer pass cost, in passes of the target.
+"""Measures the cost of a draft step and of a longer pass, in passes of the target.
 
-c is a draft step of one row over a target pass of one row; growth is a target pass of k + 1 rows
-over one of one row, which theory takes to be 1. Passes run by turns; ratios are of one turn.
+c is a draft step of one row over a target pass of one row. Growth is a target pass of k + 1 rows
+over one of one row; theory takes it to be 1. Passes run by turns; ratios are of one turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _DRAFT = "draft"
 
 
 def measure(world: World, draft: str, batch: int) -> dict[str, Any]:
-    """Of `batch` sessions at a time; prompt lookup has no step, its c is 0."""
+    """Measure `batch` sessions at a time.
+
+    Prompt lookup has no step, so its c is 0.
+    """
     settings, engines = world.settings, world.engines
     target, drafter = engines.target, engines.drafts.get(draft)
     shapes = [PassShape(batch, rows, _CONTEXT) for rows in (1, *(k + 1 for k in settings.k))]

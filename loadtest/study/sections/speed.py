@@ -131,7 +131,7 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def repeated(asks: Sequence[Ask], least: int) -> list[Ask]:
-    """At least so many requests: again from the first, with other seeds."""
+    """Return at least so many requests: again from the first, with other seeds."""
     rounds = -(-least // len(asks))
     return [
         replace(ask, seed=ask.seed + turn * len(asks)) for turn in range(rounds) for ask in asks
