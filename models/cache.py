@@ -1,10 +1,10 @@
-"""Where fetched and converted models are kept, outside the repository: next to the kernels' cache.
+"""Finds the folder of fetched and converted models, outside the repository.
 
     ~/.cache/outrider/models/smollm2-135m-instruct/       fetched (`python -m models.fetch`)
     ~/.cache/outrider/models/gguf/1/NAME-HASH-DTYPE/      converted from a GGUF file
 
-XDG_CACHE_HOME takes the place of ~/.cache. A folder appears there whole or not at all: it is made
-under another name, by one process at a time, and renamed.
+The folder is next to the kernels' cache. XDG_CACHE_HOME replaces ~/.cache. A model's folder appears
+there whole or not at all: one process at a time makes it under another name and renames it.
 """
 
 from __future__ import annotations

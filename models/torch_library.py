@@ -23,7 +23,7 @@ _LIBRARY = torch.library.Library("outrider", "DEF")
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels are for this device; one without values counts as a GPU."""
+    """Return whether Triton's kernels are for this device; one without values counts as a GPU."""
     return device.type in ("cuda", "meta") and _is_installed()
 
 

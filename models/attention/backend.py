@@ -1,4 +1,4 @@
-"""What computes the passes of one model: the interface of back-ends, and what they share.
+"""The interface of back-ends, which compute the passes of one model, and their shared parts.
 
 A runner has one, chosen when its model is loaded (`engine/backends.py`):
 
@@ -29,17 +29,17 @@ class AttentionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """For logs and tests: "gather", "compiled" or that of a paged kernel."""
+        """The name for logs and tests: "gather", "compiled" or that of a paged kernel."""
         ...
 
     @property
     def storage(self) -> KVBlocks:
-        """Where keys and values are."""
+        """The storage of keys and values."""
         ...
 
     @property
     def reads_unwritten(self) -> bool:
-        """Whether rows of a block that nobody has written are read, and hidden by a mask.
+        """True if unwritten rows of a block are read, and hidden by a mask.
 
         A NaN of a former owner would spoil the result, so new blocks must be cleared.
         """
@@ -47,7 +47,7 @@ class AttentionBackend(Protocol):
 
     @property
     def stores_shared_rows(self) -> bool:
-        """Whether sequences may have `shared_rows`."""
+        """True if sequences may have `shared_rows`."""
         ...
 
     @property
@@ -122,7 +122,7 @@ class ModelForward(Protocol):
 
 
 class DraftLayer(Protocol):
-    """What drafts with the model, row by row: an MTP head, or the model's first layers."""
+    """A drafter that works with the model, row by row: an MTP head, or the model's first layers."""
 
     num_tokens: int  # the longest draft
     num_bytes: int  # beside the model

@@ -1,4 +1,4 @@
-"""What a layer's attention does beside a softmax over all earlier keys of its session.
+"""Features of a layer's attention beyond a softmax over all earlier keys of its session.
 
     scores = scale * (query . key)
     scores = softcap * tanh(scores / softcap)    Gemma 2
@@ -35,7 +35,7 @@ class AttentionFeatures:
     sinks: Tensor | None = None
 
     def is_like(self, other: AttentionFeatures) -> bool:
-        """Whether both are the same, the sinks the very same tensor."""
+        """Return whether both are the same, the sinks the very same tensor."""
         return (
             self.scale == other.scale
             and self.window == other.window

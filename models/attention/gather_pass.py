@@ -139,7 +139,7 @@ def _weights(
     mask: Tensor,  # [S, t, L] float32
     features: AttentionFeatures,
 ) -> Tensor:  # [S, J, K, G, t, C] float32, not contiguous
-    """What each key counts, from unscaled scores."""
+    """Return the weight of each key, from unscaled scores."""
     num_sequences, num_chunks, num_key_heads, _, tile_rows, size = scores.shape
     by_row = scores.permute(0, 2, 3, 4, 1, 5)  # [S, K, G, t, J, C]
     mask = mask.view(num_sequences, 1, 1, tile_rows, num_chunks, size)

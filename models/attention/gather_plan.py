@@ -67,7 +67,7 @@ class _MaskPlan:
     def make(
         self, tile_ends: list[tuple[int, int]], tile_rows: int, num_keys: int
     ) -> dict[int | None, Tensor]:
-        """For each window [tiles, t, L]: 0 where a row sees a key, else -inf."""
+        """Return for each window a mask [tiles, t, L]: 0 if a row sees a key, else -inf."""
         firsts, lasts = to_device(tile_ends, self.device).T
         positions = firsts[:, None] + torch.arange(tile_rows, device=self.device)
         positions = torch.minimum(positions, lasts[:, None])[:, :, None]  # [tiles, t, 1]

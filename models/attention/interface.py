@@ -27,12 +27,12 @@ class AttentionPass(Protocol):
 
     @property
     def storage(self) -> KVBlocks:
-        """Where keys and values are."""
+        """The storage of keys and values."""
         ...
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer."""
+        """The window of each layer."""
         ...
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:

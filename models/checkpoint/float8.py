@@ -31,7 +31,7 @@ _FORMATS = (None, "float-quantized", "naive-quantized")
 
 
 def is_float8(hf_config: PreTrainedConfig) -> bool:
-    """Whether the checkpoint's layers are in float8; False: they are in no way quantised.
+    """Return whether the checkpoint's layers are in float8; False if they are not quantised.
 
     Raises:
         ValueError: they are quantised in another way; names the method.
@@ -72,7 +72,7 @@ def _says(terms: dict[str, Any] | None, wanted: dict[str, Any]) -> bool:
 
 
 def kept_whole(hf_config: PreTrainedConfig, name: str) -> bool:
-    """Whether the config names the layer `name` as one that is not in float8."""
+    """Return whether the config excludes the layer `name` from float8."""
     terms: Any = getattr(hf_config, "quantization_config", None) or {}
     return any(
         re.match(pattern.removeprefix("re:"), name)

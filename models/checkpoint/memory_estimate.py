@@ -72,7 +72,7 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
 
 
 def _heads_bytes(model: Any, config: EngineConfig) -> int:
-    """What drafts in the target's process; of ranks that share it the leader has most of it."""
+    """Return the bytes of heads in the target's process; of all ranks the leader holds the most."""
     if config.heads is None:
         return 0
     num_ranks, output = config.tensor_parallel_size, model.get_output_embeddings().weight
@@ -135,7 +135,7 @@ def _weight_bytes(
 def _saved_by_fp8(
     model: Any, world_size: int, itemsize: int, is_whole: Callable[[str], bool]
 ) -> int:
-    """What rounding the layers saves a rank; the scales of all outputs are counted on each."""
+    """Return the bytes that rounding the layers saves a rank; each rank counts all scales."""
     plan: Any = model.tp_plan if world_size > 1 else {}
     saved = 0
     for name, layer in model.named_modules():

@@ -96,7 +96,7 @@ def num_stored_parameters(folder: Path) -> int:
 
 
 def stores_float8(folder: Path) -> bool:
-    """Whether layers are stored in float8, which takes a byte for each number.
+    """Return whether layers are stored in float8, which takes a byte for each number.
 
     Raises:
         ValueError: as above.

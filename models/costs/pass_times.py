@@ -1,4 +1,4 @@
-"""What the passes of one engine take, learnt once and read by all that plan by it.
+"""Measured times of one engine's passes, recorded once and read by all planning.
 
 The engine notes every pass here; the batch window, the prefill budget and the engine's statistics
 read it. Plain numbers, no clock of its own.

@@ -52,7 +52,7 @@ class CostTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured yet."""
+        """True if nothing was measured yet."""
         return not self._cells
 
     def observe(self, count: int, time: float) -> None:
@@ -151,7 +151,7 @@ def _cell_key(count: int) -> int:
 
 
 def _slope(curve: list[tuple[float, float]]) -> float:
-    """Of the least-squares line through the points, never negative."""
+    """Return the slope of the least-squares line through the points, or 0 if it is negative."""
     if len(curve) < 2:
         return 0.0
     mean_count = sum(count for count, _ in curve) / len(curve)

@@ -56,13 +56,13 @@ class LaneStorage(KVBlocks):
         self._attends: dict[int, tuple[AttentionFeatures, int, Attend]] = {}
 
     def store(self, layer: int) -> Store:
-        """What stores keys and values in a layer."""
+        """Return the call that stores keys and values in a layer."""
         if layer not in self._stores:
             self._stores[layer] = Store(self.layers[layer], self.num_threads)
         return self._stores[layer]
 
     def attend(self, layer: int, num_heads: int, features: AttentionFeatures) -> Attend:
-        """What attends in a layer of so many query heads, which always asks for the same.
+        """Return the attention of a layer with so many query heads; its features must not change.
 
         Raises:
             ValueError: the heads do not go with the key heads or the sinks.
@@ -150,7 +150,7 @@ class CpuPlanner:
         self._windows = tuple(windows)
 
     def __call__(self, sequences: Sequence[SequenceRows]) -> CpuPass:
-        """What the layers need to know of a pass of `sequences`, each of another session."""
+        """Plan the pass of `sequences`, each of another session, for the layers."""
         size = self.storage.block_size
         token_ids: list[int] = []
         slots: list[int] = []

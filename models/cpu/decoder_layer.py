@@ -44,7 +44,7 @@ class Norm:
     epsilon: float
 
     def step(self, table: PassTable, source: int = HIDDEN) -> Call:
-        """From rows between layers, or those of another buffer, to normed ones."""
+        """Return the step that norms rows between layers, or those of another buffer."""
         return norm(self.weight, self.epsilon, table, source, NORMED)
 
 
@@ -67,7 +67,7 @@ class Layer:
     def steps(
         self, storage: LaneStorage, tables: tuple[Tensor, Tensor], table: PassTable
     ) -> list[Call]:
-        """What a pass does here, in order."""
+        """Return the steps of a pass in this layer, in order."""
         rotation = Rotation(*tables, self.head_norms)
         keys = storage.layers[self.index]
         attend = storage.attend_step(self.index, self.num_heads, self.features, table)
@@ -87,11 +87,11 @@ class Layer:
 
     @property
     def products(self) -> list[KernelLinear]:
-        """In order."""
+        """The products in order."""
         return [self.query_key_value, self.output, self.gate_up, self.down]
 
     def widths(self, hidden_size: int) -> list[int]:
-        """Of the buffers of a pass."""
+        """Return the widths of a pass's buffers."""
         mixed = max(self.query_key_value.num_outputs, hidden_size)
         attended = self.output.in_features
         return [hidden_size, hidden_size, mixed, attended, self.gate_up.num_outputs]
@@ -133,7 +133,7 @@ def num_weights(product: KernelLinear) -> int:
 
 
 def norm_of(module: Any) -> Norm:
-    """Of a norm of transformers."""
+    """Return the norm of a transformers module."""
     return Norm(module.weight.detach(), module.variance_epsilon)
 
 

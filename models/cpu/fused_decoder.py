@@ -79,7 +79,7 @@ class FusedDecoder:
 
     @property
     def inputs(self) -> Tensor | None:
-        """Of the newest pass; see `LayerProgram.inputs`."""
+        """The inputs of the newest pass; see `LayerProgram.inputs`."""
         return self._program.inputs
 
     def use(self, storage: LaneStorage) -> None:

@@ -45,7 +45,7 @@ class KeptInputs:
         self._places = torch.arange(0)  # rows are copied in their order
 
     def steps(self, layer: int) -> list[Call]:
-        """What a pass does before a layer."""
+        """Return the steps of a pass before a layer."""
         return [
             pick(self._row_bytes, self._buffers.table, _PICKED_FROM, buffer(number))
             for number, kept in enumerate(self._layers)
@@ -63,7 +63,7 @@ class KeptInputs:
 
     @property
     def rows(self) -> Tensor:
-        """Of the newest pass, [R, layers * F]."""
+        """The rows of the newest pass, [R, layers * F]."""
         return torch.cat([self._buffers.rows(i) for i in range(len(self._layers))], dim=-1)
 
 
@@ -101,7 +101,7 @@ class LayerProgram:
 
     @property
     def table(self) -> PassTable:
-        """Of the rows of a pass, for the steps that begin it."""
+        """The table of a pass's rows, for the steps that begin it."""
         return self._pass.table
 
     def embed(self, target: int) -> Call:

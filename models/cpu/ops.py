@@ -37,7 +37,7 @@ _ATTENDS = {torch.bfloat16: attention.attend_bfloat16, torch.float32: attention.
 
 
 class PassTable:
-    """What the steps of a pass read: how many rows, where they go, and where buffers are.
+    """Values that the steps of a pass read: number of rows, their places, and addresses of buffers.
 
     Attributes:
         values: by the fields of `kernels.parameters`.
@@ -63,7 +63,7 @@ def buffer(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerKeys:
-    """Where a layer's keys [blocks, K, D, B] and values [blocks, K, B, D] are."""
+    """A layer's keys [blocks, K, D, B] and values [blocks, K, B, D]."""
 
     keys: Tensor
     values: Tensor
@@ -121,7 +121,7 @@ def pick(row_bytes: int, table: PassTable, source: int, target: int) -> Call:
 
 
 class StorePlan(NamedTuple):
-    """Where keys and values of a pass go: block * B + place in it, all int64."""
+    """Slots for keys and values of a pass: block * B + place in it, all int64."""
 
     slots: Tensor  # [R]
     shared_rows: Tensor  # [n] rows that are stored once more
@@ -167,7 +167,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How queries and keys are prepared.
+    """Norms and angles that prepare queries and keys.
 
     `cosines` and `sines` are [positions, D], the sines of the first half negative; `norms` is None
     where queries and keys have none.
@@ -227,7 +227,7 @@ class Scratch:
 
 
 class AttendPlan(NamedTuple):
-    """Who attends to what in a pass.
+    """The tasks of attention in a pass.
 
     Each task is of rows of one session that follow each other, at most `task_rows`.
     """

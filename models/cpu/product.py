@@ -33,7 +33,7 @@ _KERNELS = {
 
 
 def _kernel(dtype: torch.dtype, is_quantized: bool, num_inputs: int) -> Callable[[Any], None]:
-    """What multiplies rows by a weight with so many inputs, however many rows there are."""
+    """Return the kernel that multiplies any rows by a weight with so many inputs."""
     is_stepwise = num_inputs % INPUTS_A_STEP == 0
     if dtype == torch.bfloat16 and not is_quantized and is_stepwise and has_matrix_registers():
         return product.multiply_bfloat16_by_matrix
@@ -41,7 +41,7 @@ def _kernel(dtype: torch.dtype, is_quantized: bool, num_inputs: int) -> Callable
 
 
 class Epilogue(NamedTuple):
-    """What a product does with its outputs: nothing, unless said."""
+    """Options for a product's outputs; the default changes nothing."""
 
     residual: int = 0  # field of rows [R, N] that are added
     is_wide: bool = False  # they are written as float32

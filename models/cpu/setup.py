@@ -1,6 +1,6 @@
-"""How a model is laid out for a CPU, and whether its passes run on the compiled kernels.
+"""Lays a model out for a CPU, with the compiled kernels if they can serve it.
 
-The only module that loads them, and numba with them, and only where they are used: elsewhere
+It is the only module that loads them, and numba with them, and only if they are used: elsewhere
 neither has to be there.
 """
 
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 def uses_kernels(config: EngineConfig, head_dim: int) -> bool:
-    """Whether they serve a model with heads of `head_dim`; if not, torch's own operations do."""
+    """Return whether they serve a model with heads of `head_dim`; if not, torch's operations do."""
     if torch.device(config.device).type != "cpu" or config.attention != "auto":
         return False
     reason = _what_is_missing(config, head_dim)
@@ -83,7 +83,7 @@ def pack(
 
 
 def linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | None:
-    """What makes a linear layer of a weight and its bias; None: they stay as they are.
+    """Return the function that makes a linear layer of weight and bias; None to keep layers.
 
     Raises:
         ValueError: weights of 8 bits are asked for, and there is no product for them here.

@@ -143,7 +143,7 @@ def _rows(arguments: argparse.Namespace, answers: list[Answer]) -> list[Sample]:
 
 
 def _dtype() -> torch.dtype:
-    """What the target computes fastest in."""
+    """Return the type in which the target computes fastest."""
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
@@ -166,7 +166,7 @@ def _judged(student: Student, teacher: Teacher, rows: list[Sample]) -> list[dict
 def _report(
     arguments: argparse.Namespace, data: _Data, judged: list[dict[str, float]]
 ) -> dict[str, object]:
-    """What is kept beside the weights."""
+    """Return the report that is stored beside the weights."""
     said = ("kind", "loss", "steps", "step_tokens", "row_tokens", "lr", "depth", "draft_vocab_size")
     return {
         **{name: getattr(arguments, name) for name in said},

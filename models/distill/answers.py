@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How answers are drawn.
+    """Terms by which answers are sampled.
 
     Attributes:
         max_new_tokens: longest answer.
@@ -144,7 +144,7 @@ def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]
 def _answers(
     target: PreTrainedModel, prompts: list[list[int]], sampling: Sampling, *, is_greedy: bool
 ) -> list[Answer]:
-    """Of one batch; padding is on the left, and what follows an end token is cut."""
+    """Return the answers of one batch, padded on the left and cut after an end token."""
     length = max(map(len, prompts))
     ends = end_ids(target)
     padded = torch.tensor([[ends[0]] * (length - len(ids)) + ids for ids in prompts])

@@ -56,7 +56,7 @@ def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Saves:
-    """What happens to the state of a training that may be interrupted.
+    """The file of a training that may be interrupted, and its use.
 
     Attributes:
         path: file that holds it.

@@ -1,4 +1,4 @@
-"""What a drafter is trained by, and what its drafts are judged by.
+"""Losses that train a drafter, and measures that judge its drafts.
 
 With p the target's law of the next token and q the drafter's, a token is accepted with probability
 sum min(p, q) by the rejection rule; under shared noise by the coupling's formula, which a gradient
@@ -19,7 +19,7 @@ _HYBRID_RATE = 3.0  # how fast lk_hybrid turns from divergence to distance as ac
 
 
 class Acceptance(NamedTuple):
-    """How often a drafted token is taken, given that those before it were; shares.
+    """The probability that a drafted token is accepted after accepted ones; shares.
 
     Attributes:
         greedy: at temperature 0.

@@ -38,7 +38,7 @@ class ResidualHeads(nn.Module):
         self.width = width
 
     def forward(self, states: Tensor) -> Iterator[Tensor]:
-        """Of each head the states its logits are given by, of the same shape."""
+        """Yield for each head the states that give its logits, of the same shape."""
         for layer in self.layers:
             yield states + F.silu(layer(states))
 

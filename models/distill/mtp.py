@@ -29,7 +29,7 @@ from models.layers.family import can_take_apart
 
 
 class _Keys(NamedTuple):
-    """What one step leaves for later ones, each [B, H, L, D]."""
+    """Keys and values that one step leaves for later ones, each [B, H, L, D]."""
 
     keys: Tensor
     values: Tensor

@@ -117,7 +117,7 @@ _LISTS = {
 
 
 class _Words(NamedTuple):
-    """What templates are filled from."""
+    """Words and passages that fill templates."""
 
     lists: dict[str, list[str]]
     passages: list[str]

@@ -1,4 +1,4 @@
-"""What is common to all that can be trained to draft: steps, their loss, their acceptance.
+"""The common part of all trainable drafters: steps, their loss, their acceptance.
 
 A student looks at a lesson and has, for each token of its longest draft, states that a row of
 logits is made of. One that drafts by itself gives one step; heads give one for each further token.
@@ -44,7 +44,7 @@ class Student(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """What trains, in float32."""
+        """The trained module, in float32."""
         ...
 
     def steps(self, lesson: Lesson) -> Iterator[Step]:
@@ -75,7 +75,7 @@ def loss_of(student: Student, lesson: Lesson, kind: str) -> Tensor:
 
 @torch.no_grad()
 def judge(student: Student, lesson: Lesson) -> list[Acceptance]:
-    """Of each step how often its token would be the target's, where it counts fully.
+    """Return for each step how often its token would be the target's, at places of full weight.
 
     Steps are given the text's tokens: those before a step count as right.
     """
@@ -93,7 +93,7 @@ def judge(student: Student, lesson: Lesson) -> list[Acceptance]:
 
 
 def _places_of(step: Step, lesson: Lesson) -> tuple[Tensor, Tensor]:
-    """Where a step's guesses count, [B, L - 1], and whose rows of the lesson are theirs, [K]."""
+    """Return the places at which a step's guesses count, [B, L - 1], and their lesson rows, [K]."""
     places = lesson.numbers >= 0
     places[:, : step.first] = False
     return places, lesson.numbers[places]

@@ -21,7 +21,7 @@ _PART_PLACES = 256  # whose logits of the whole vocabulary are there at once
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What one batch teaches.
+    """A batch with the target's states and probabilities.
 
     Attributes:
         input_ids: [B, L] the text.
@@ -69,7 +69,7 @@ class Teacher:
 
     @torch.no_grad()
     def look(self, batch: Batch) -> Lesson:
-        """What a batch teaches."""
+        """Run the target on a batch and return the lesson."""
         weights = batch.weights[:, 1:]
         is_learnt = weights > 0
         numbers = torch.full(weights.shape, -1)

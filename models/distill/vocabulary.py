@@ -1,5 +1,7 @@
-"""Which tokens a head drafts: the most frequent ones, where the whole vocabulary would cost more
-than it brings."""
+"""Chooses the tokens that a head drafts.
+
+The most frequent ones are enough if the whole vocabulary would cost more than it brings.
+"""
 
 from __future__ import annotations
 

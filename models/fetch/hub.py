@@ -44,20 +44,20 @@ class Snapshot:
     cache: Path
 
     def __str__(self) -> str:
-        """How people call it."""
+        """Return the name as people write it."""
         return f"{self.repository} at {self.commit[:12]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """What is not here yet of a snapshot."""
+    """The missing files of a snapshot."""
 
     snapshot: Snapshot
     num_bytes: int
     num_files: int
 
     def __str__(self) -> str:
-        """What will be downloaded, how much, and where to."""
+        """Describe the missing files, their size and the folder that they go to."""
         files = f"{self.num_files} file{'s' if self.num_files > 1 else ''}"
         return (
             f"{self.num_bytes / 1e6:,.1f} MB in {files} of {self.snapshot} are to be downloaded "
@@ -66,7 +66,7 @@ class Download:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path that is no folder could be the name of a model on the hub."""
+    """Return whether a path that is no folder could be the name of a model on the hub."""
     return _NAME.fullmatch(path) is not None and not path.endswith(".gguf")
 
 
@@ -105,7 +105,9 @@ def found_on_hub(repository: str, revision: str | None) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint's weights are all there; small files are fetched before them.
+    """Return whether a checkpoint's weights are all there.
+
+    Small files are fetched before them.
 
     Raises:
         ValueError: there is an index that cannot be read.
@@ -116,7 +118,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def missing_of(folder: Path) -> Download | None:
-    """What of a snapshot's weights is not here yet; None: nothing, or it is no snapshot.
+    """Return the missing weights of a snapshot; None if nothing is missing or it is no snapshot.
 
     Raises:
         ValueError: the hub cannot be asked, or has no safetensors weights of this model.
@@ -245,7 +247,10 @@ def hub_absence() -> str:
 
 @lru_cache(maxsize=1)
 def _absence(endpoint: str, _: int) -> str:
-    """In a thread of its own: nothing limits how long a name takes to resolve."""
+    """Ask in a thread of its own, and return why there is no answer.
+
+    Nothing limits how long a name takes to resolve.
+    """
     found: list[str] = []
     asking = threading.Thread(target=lambda: found.append(_asked(endpoint)), daemon=True)
     asking.start()

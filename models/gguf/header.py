@@ -89,7 +89,7 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """As llama.cpp calls it: llama, qwen2."""
+        """The architecture in llama.cpp's words: llama, qwen2."""
         return str(self.settings.get("general.architecture", ""))
 
     @property

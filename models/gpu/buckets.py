@@ -1,4 +1,6 @@
-"""Which sizes of pass are captured as CUDA graphs, and which pass is run as which. Plain ints.
+"""Chooses the sizes of pass that are captured as CUDA graphs, and each pass's graph. Plain ints.
+
+Plain ints.
 
 A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has
 a number of rows and a bound on the rows of one session, which kernels choose their tiles by: 1 for

@@ -140,14 +140,14 @@ class DraftChains:
         return call
 
     def _tensors(self, shape: ChainShape) -> list[PassTensors]:
-        """Of each step."""
+        """Return the tensors of each step."""
         of_pass = padded_shape(shape.num_rows, self._table_width)
         longs = self._longs[: shape.num_steps * of_pass.num_longs].view(shape.num_steps, -1)
         ints = self._ints[: shape.num_steps * of_pass.num_ints].view(shape.num_steps, -1)
         return [PassTensors.cut(of_pass, *both) for both in zip(longs, ints, strict=True)]
 
     def _step_terms(self, shape: ChainShape) -> Tensor:  # [steps, R, NUM_TERMS]
-        """Behind the index arrays of the shape."""
+        """Return the view of the sampling terms, which are stored after the index arrays."""
         first = shape.num_steps * padded_shape(shape.num_rows, self._table_width).num_longs
         terms = self._longs[first : first + shape.num_steps * shape.num_rows * self._num_terms]
         return terms.view(shape.num_steps, shape.num_rows, self._num_terms)

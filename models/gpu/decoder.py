@@ -50,7 +50,7 @@ class _Layer:
 
     @property
     def products(self) -> list[nn.Module]:
-        """In order."""
+        """The products in order."""
         return [self.query_key_value, self.output, self.gate_up, self.down]
 
 

@@ -113,7 +113,7 @@ class PagedBackend:
 
     @property
     def graphs(self) -> GraphsKept:
-        """What was captured."""
+        """The captured graphs."""
         kept = GraphsKept() if self._graphs is None else self._graphs.kept
         return kept if self.chains is None else kept + self.chains.kept
 

@@ -109,7 +109,7 @@ def alone(is_so: bool) -> bool:
 
 
 class GraphTerms(NamedTuple):
-    """What bounds the graphs: the device memory they may take, and that all ranks have the same."""
+    """Limits of the graphs: their device memory, and the agreement of all ranks."""
 
     max_bytes: int | None = None
     agree: Agree = alone
@@ -120,7 +120,7 @@ NO_TERMS = GraphTerms()
 
 @dataclass(frozen=True, slots=True)
 class GraphsKept:
-    """How many graphs there are, and the device memory they take with their buffers."""
+    """The number of graphs, and the device memory that they take with their buffers."""
 
     num_graphs: int = 0
     num_bytes: int = 0
@@ -141,7 +141,7 @@ def capture_each(
     terms: GraphTerms,
     first_bytes: int,
 ) -> dict[Key, Callable[[], Tensor]]:
-    """What replays each of `wanted`, in order, up to the first that does not fit.
+    """Capture each of `wanted`, in order, up to the first that does not fit; return their replays.
 
     Args:
         backend: captures.

@@ -28,7 +28,7 @@ VarlenFunction = Callable[..., Any]  # `varlen_attn`'s signature
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """What one call of a kernel is to compute."""
+    """The terms of one call of a kernel."""
 
     max_rows: int  # no session has more rows
     max_keys: int  # no session has more keys
@@ -150,7 +150,7 @@ def add_sinks(
     log_sum: Tensor,  # [H, R] float32, log of the sum of exp(score) over the keys a row saw
     sinks: Tensor,  # [H]
 ) -> Tensor:  # [R, H, D]
-    """What the attention would have been with one more key per head, of value 0.
+    """Correct the attention for one more key per head, of value 0.
 
     That key takes exp(sink) of the sum and gives nothing, so all outputs shrink by
     sum / (sum + exp(sink)), which is sigmoid(log(sum) - sink).

@@ -1,7 +1,7 @@
-"""What a device's memory holds: the part of this process, and what a pass needs for a while.
+"""Measures a device's memory: the share of this process, and the temporary needs of a pass.
 
-Other processes may use the same device, so nothing here is concluded from how much of it is taken
-by whomever, except whether what was promised is there.
+Other processes may use the same device. So nothing here depends on how much of it is taken, except
+for the check that promised memory is there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class DeviceMemory(Protocol):
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds."""
+        """Bytes that no process holds."""
         ...
 
     @property
     def own_bytes(self) -> int:
-        """What this process holds for tensors."""
+        """Bytes that this process holds for tensors."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:

@@ -1,4 +1,4 @@
-"""What a layer of the Llama family does between its products, behind one interface.
+"""Operations of a Llama layer between its products, behind one interface.
 
 Triton's kernels do each in one launch (`kernels/`). Where there is no Triton, torch's own
 operations do the same in more launches.
@@ -44,7 +44,7 @@ class Rotation:
 
 
 class Slots(NamedTuple):
-    """Where a pass puts the keys and values of a layer."""
+    """Places for the keys and values of a layer in a pass."""
 
     keys: Tensor  # [N, K, D]
     values: Tensor  # [N, K, D]
@@ -52,7 +52,10 @@ class Slots(NamedTuple):
 
 
 class LayerOperations(Protocol):
-    """Between the products of a layer. Sums and norms are computed in float32."""
+    """Operations between the products of a layer. Sums and norms are computed in float32.
+
+    Sums and norms are computed in float32.
+    """
 
     def norm(self, rows: Tensor, norm: Norm) -> Tensor:
         """[R, F] normed."""

@@ -53,7 +53,7 @@ class _ProbePass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """What a kernel must be able to do for one model."""
+    """The sizes that a kernel must support for one model."""
 
     num_heads: int
     num_key_heads: int
@@ -78,7 +78,7 @@ class VarlenFeatures:
 
 
 def torch_features(device: torch.device) -> VarlenFeatures:
-    """What this torch has for this CUDA device."""
+    """Return the features of this torch for this CUDA device."""
     from torch.nn import attention as torch_attention
 
     function, aux_request = None, None
@@ -180,7 +180,7 @@ def _complaint(
 def probe(
     kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device, *, unwritten: float = 0.0
 ) -> str:
-    """What is wrong with the kernel's results on small ragged passes over scattered pages, or "".
+    """Return the errors of the kernel on small ragged passes over scattered pages, or "".
 
     All pages hold other random keys, so that a wrong page, a wrong mask or a transposed
     log-sum-exp is noticed; slots that nobody has written hold `unwritten`.

@@ -41,7 +41,7 @@ class OwnProducts:
 
 
 def own_products(config: EngineConfig, *, has_scales: bool = False) -> OwnProducts | None:
-    """What the config asks for; None: torch's own.
+    """Return the products that the config asks for; None: torch's own.
 
     Args:
         config: of the engine, with the quantization of the checkpoint.

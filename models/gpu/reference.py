@@ -76,7 +76,7 @@ def _visible(
     block_table: Tensor,
     window_size: tuple[int, int],
 ) -> Tensor:  # [r, L]
-    """Which keys each row sees."""
+    """Return the keys that each row sees."""
     left, right = window_size
     keys = torch.arange(block_table.shape[1] * key.shape[1], device=key.device)
     visible = keys < num_keys[:, None]

@@ -1,4 +1,4 @@
-"""Whether a model is served by a paged attention kernel or by gathering, and with which graphs."""
+"""Chooses a paged attention kernel or gathering for a model, and its graphs."""
 
 from __future__ import annotations
 

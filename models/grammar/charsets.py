@@ -62,7 +62,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 @lru_cache(maxsize=16)
 def category(letter: str, *, is_ascii: bool) -> Ranges:
-    r"""What `\d`, `\w` or `\s` matches, and the capital letters; with `re.ASCII` or without."""
+    r"""Return the ranges of `\d`, `\w`, `\s` or their capitals, with or without `re.ASCII`."""
     if letter.isupper():
         return complement(category(letter.lower(), is_ascii=is_ascii))
     everything = "".join(map(chr, range(_CLASS_END)))
@@ -77,7 +77,7 @@ def intersection(first: Ranges, second: Ranges) -> Ranges:
 
 @lru_cache(maxsize=64)
 def class_of(letter: str, *, is_ascii: bool, reading: Reading) -> Ranges:
-    r"""What `\d`, `\D` and so on match in one reading of the pattern."""
+    r"""Return the ranges of `\d`, `\D` and so on in one reading of the pattern."""
     own = category(letter, is_ascii=is_ascii)
     if reading == "python":
         return own

@@ -34,7 +34,7 @@ _MEMORY_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Checked:
-    """How far a text goes.
+    """The part of a text that obeys a grammar.
 
     `num_bytes` of its UTF-8 can begin a text of the grammar; `may_end`: they are a whole one;
     `expected`: some texts of which one may come next, none where the text must end.
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(found: Checked, text: str) -> tuple[bool, str]:
-    """Whether the whole text obeys, and the sentences that say so."""
+    """Return whether the whole text obeys, and the sentences that say so."""
     data = text.encode()
     is_whole = found.num_bytes == len(data)
     if is_whole and found.may_end:

@@ -51,7 +51,7 @@ _PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column; the column is
 
 @dataclass(frozen=True)
 class VocabularyInfo:
-    """What tokens look like.
+    """The tokens of a vocabulary.
 
     `tokenizer_json` is the text of a tokenizer.json; `vocab_size` may be padded beyond it: the
     tokens in the padding are never allowed. `eos_ids` are all ids that end a text.
@@ -246,7 +246,7 @@ def _parser_limits(bounds: ParserLimits, step_max_items: int) -> llguidance.LLPa
 
 
 def _notes(schemas: list[tuple[str, SchemaSource]]) -> Iterator[Loosened]:
-    """What schemas do not enforce, and need not by the standard."""
+    """Yield the parts of schemas that are not enforced, and need not be by the standard."""
     for place, source in schemas:
         found = _LINE.match(place)
         for path, reason in source.complaints.notes:

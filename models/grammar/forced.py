@@ -27,7 +27,9 @@ def forced_tokens(
     max_tokens: int,
     eos_ids: Collection[int],
 ) -> Forced:
-    """Up to `max_tokens` tokens that are forced next. The work is bounded as that of a mask is.
+    """Return up to `max_tokens` tokens that are forced next. The work is bounded like a mask's.
+
+    The work is bounded as that of a mask is.
 
     Args:
         matcher: at the end of the text; it is moved, so a copy.

@@ -86,7 +86,7 @@ class GrammarHost:
 
     @property
     def compiler(self) -> GrammarCompiler:
-        """Of its grammars."""
+        """The compiler of its grammars."""
         return self._compiler
 
     def handle(self, requests: Iterable[ConstraintRequest]) -> list[ConstraintReply]:
@@ -119,7 +119,7 @@ class GrammarHost:
     # --- compiled grammars --------------------------------------------------------------------
 
     def lacks(self, request: GrammarOpen) -> bool:
-        """Whether answering `request` would compile its grammar."""
+        """Return whether answering `request` would compile its grammar."""
         session = self._sessions.get(request.session_id)
         is_open = session is not None and session.epoch == request.epoch
         is_known = is_open and session is not None and session.grammar == request.grammar

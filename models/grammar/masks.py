@@ -1,9 +1,9 @@
-"""Where engines get grammar masks from, and which masks they wait for.
+"""Engines get grammar masks from sources here, and wait for them with tickets.
 
 A `MaskSource` carries mask requests to constraint services and their replies back; it may lose
 them. `MaskClient` gives each wait its ticket, asks again when a matcher's committed state has moved
-on, and learns from every reply where that state is. Sources: a link to the constraint service
-(in `deployments`), or `LocalMaskSource` over a grammar host in the same process.
+on, and learns that state from every reply. Sources: a link to the constraint service (in
+`deployments`), or `LocalMaskSource` over a grammar host in the same process.
 
 Invariant: a wait ends with rows, with a failure, or by `drop`; late replies find no ticket.
 """
@@ -97,7 +97,7 @@ class NoMaskSource:
 
 
 class Constrained(Protocol):
-    """What `MaskClient` needs of a session."""
+    """The part of a session that `MaskClient` needs."""
 
     @property
     def session_id(self) -> str:

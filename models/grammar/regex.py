@@ -55,7 +55,7 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
 
 
 def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
-    """Without anchors, and without parts that match nothing or no more than the empty text."""
+    """Remove anchors, and parts that match nothing or only the empty text."""
     match node:
         case Chars():
             return node
@@ -100,7 +100,7 @@ def _joined_choice(options: list[Node]) -> Node:
 
 
 def _is_blank(node: Node) -> bool:
-    """Whether a part takes no character for sure, so that its neighbours are at the ends too."""
+    """Return whether a part surely takes no character; its neighbours are then at the ends."""
     if isinstance(node, Sequence):
         return all(map(_is_blank, node.parts))
     if isinstance(node, Choice):
@@ -169,7 +169,7 @@ class LarkWriter:
 
 
 def quantifier(low: int, high: int | None) -> str:
-    """How a repeat is written, to Lark and to Rust alike."""
+    """Write a repeat for Lark and Rust."""
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
     return short or f"{{{low},{'' if high is None else high}}}"
 

@@ -104,7 +104,7 @@ class GrammarState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar."""
+        """True if the text so far is a whole sentence of the grammar."""
         return self.has_ended or (self._matcher.is_accepting() and not self._matcher.is_error())
 
     def copy(self) -> GrammarState:
@@ -116,7 +116,7 @@ class GrammarState:
         return copied
 
     def forced(self, last: Sequence[int], max_tokens: int) -> Forced:
-        """Up to `max_tokens` tokens that are forced next, after the text's last token `last`."""
+        """Return up to `max_tokens` tokens that are forced after the text's last token `last`."""
         if self.has_ended or max_tokens < 1:
             return NOTHING_FORCED
         matcher = self._matcher.deep_copy()

@@ -1,4 +1,4 @@
-"""What a folder of drafting heads says of itself, without its weights: no torch here.
+"""Reads the config of a folder of drafting heads without its weights: no torch here.
 
 A request may name the kind that a target is served with, so the router needs to know it too.
 """
@@ -23,7 +23,7 @@ _EAGLE3_NAME = "LlamaForCausalLMEagle3"  # of the architecture, in the original 
 
 @dataclass(frozen=True, slots=True)
 class TargetHeads:
-    """What drafts in the target's own process.
+    """The drafter in the target's own process.
 
     Attributes:
         kind: one of `NAMES`.
@@ -36,14 +36,14 @@ class TargetHeads:
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """What the config of Medusa heads says: how many there are, and layers of each."""
+    """The number of Medusa heads in their config, and of layers of each."""
 
     num_heads: int
     num_layers: int
 
 
 def target_heads(folder: str | None, early_exit: int | None) -> TargetHeads | None:
-    """What drafts in the process of a target with these keys of its config; None: nothing.
+    """Return the drafter in the target's process for these config keys; None if there is none.
 
     Args:
         folder: of heads, or `CHECKPOINT`.
@@ -63,7 +63,7 @@ def target_heads(folder: str | None, early_exit: int | None) -> TargetHeads | No
 
 
 def heads_kind(folder: Path) -> HeadsKind:
-    """Of which kind the heads of a folder are.
+    """Return the kind of a folder's heads.
 
     Raises:
         ValueError: it has no config, or one of a kind that is not served.

@@ -55,7 +55,7 @@ class Words:
     total: int
 
     def rows(self, weight: Tensor, ids: Tensor | None) -> Tensor:
-        """Of an output layer [N, F] for `ids` [N], or for all, the rows of these words."""
+        """Return the rows of these words in an output layer [N, F] for `ids` [N], or for all."""
         if self.num == self.total:
             return weight
         if ids is None:
@@ -63,7 +63,7 @@ class Words:
         return weight[self._has(ids)]
 
     def places(self, ids: Tensor | None) -> Tensor | None:
-        """Which of these words are among `ids` [N]; None: all of them."""
+        """Return the places in `ids` [N] that are among these words; None: all of them."""
         return None if ids is None else ids[self._has(ids)] - self.first
 
     def _has(self, ids: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Eagle3Parts(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes beside the target."""
+        """Bytes beside the target."""
         return sum(weight.nbytes for weight in self.parameters())
 
 

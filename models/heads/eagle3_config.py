@@ -1,4 +1,4 @@
-"""What config.json of an EAGLE-3 head says, in either of its two spellings.
+"""Reads config.json of an EAGLE-3 head, in either of its two spellings.
 
     original     architectures ["LlamaForCausalLMEagle3"]; the layer's fields and draft_vocab_size
                  side by side; options too, or in `eagle_config`

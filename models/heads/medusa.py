@@ -54,7 +54,7 @@ class MedusaHeads:
         self.num_bytes = weights.num_bytes
 
     def __len__(self) -> int:
-        """How many heads there are: the longest draft."""
+        """Return the number of heads: the longest draft."""
         return len(self._outputs)
 
     @torch.inference_mode()

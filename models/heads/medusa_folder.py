@@ -40,7 +40,10 @@ class HeadWeights:
 
     @property
     def num_bytes(self) -> int:
-        """What they take, each once; a copy of the target's output layer where they share it."""
+        """Bytes of the heads, each counted once.
+
+        They include a copy of the target's output layer if they share it.
+        """
         layers = [each for head in self.layers for layer in head for each in layer]
         tensors = {id(each): each for each in [*layers, *self.outputs] if each is not None}
         return sum(each.nbytes for each in tensors.values())

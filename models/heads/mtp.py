@@ -68,13 +68,15 @@ class MtpParts(nn.Module):
             self.to_empty(device=device)
 
     def named_weights(self) -> dict[str, nn.Parameter]:
-        """By the keys of the folder, without their prefix."""
+        """Return the weights by the keys of the folder, without their prefix."""
         return {name.removeprefix("layer."): value for name, value in self.named_parameters()}
 
     @property
     def num_bytes(self) -> int:
-        """What it takes beside the target at most, the rows of the output layer that it drafts
-        among it: packed anew, or rounded."""
+        """The most bytes that it takes beside the target.
+
+        They include the rows of the output layer that it drafts, packed anew or rounded.
+        """
         weights = list(self.parameters())
         num_outputs = self.vocab_size if self.draft_ids is None else len(self.draft_ids)
         return sum(weight.nbytes for weight in weights) + num_outputs * weights[0].nbytes

@@ -79,7 +79,7 @@ def read_own_mtp(
 
 
 def _is_targets(part: str, copy: Tensor, model: PreTrainedModel) -> bool:
-    """Whether a copy is the target's own weight; of a shape alone its size is all that is known."""
+    """Return whether a copy is the target's own weight; a shape alone is compared by size."""
     layer: Any = (
         model.get_input_embeddings() if part == _COPIES[0] else model.get_output_embeddings()
     )

@@ -1,4 +1,4 @@
-"""Which KV block belongs to which sessions. Plain ints; knows nothing of tensors or models.
+"""Assigns KV blocks to sessions. Plain ints; knows nothing of tensors or models.
 
 A block is `block_size` consecutive token slots: block b holds slots
 [b * block_size, (b + 1) * block_size). A block table lists a session's blocks in order, so the
@@ -37,7 +37,7 @@ class OutOfBlocks(Exception):
 
 
 class BlockKeeper(Protocol):
-    """Who has blocks kept."""
+    """Something that holds references to cached blocks and can drop them."""
 
     def forget(self, block_id: int) -> None:
         """The pool takes a kept block back."""
@@ -117,13 +117,13 @@ class BlockPool:
         self._kept.add(block_id)
 
     def is_kept(self, block_id: int) -> bool:
-        """Whether the block is kept."""
+        """Return whether the block is kept."""
         return block_id in self._kept
 
     def start_keeping(self, keeper: BlockKeeper) -> None:
-        """From now on `keeper` is told which kept block is handed out, as long as it exists.
+        """Tell `keeper` from now on which kept block is handed out, as long as it exists.
 
-        What was kept for another one before is let go.
+        Blocks kept for an earlier keeper are released.
 
         Raises:
             ValueError: that other one still exists: it would go on to hand out its blocks.
@@ -139,19 +139,19 @@ class BlockPool:
         self._keeper = weakref.ref(keeper)
 
     def num_refs(self, block_id: int) -> int:
-        """How many tables list the block."""
+        """Return how many tables list the block."""
         return self._num_refs[block_id]
 
     def is_shared(self, block_id: int) -> bool:
-        """Whether nobody may write the block: it is kept, or more than one table lists it."""
+        """Return whether the block is read-only: it is kept, or more than one table lists it."""
         return self._num_refs[block_id] > 1 or block_id in self._kept
 
     def becomes_free(self, block_id: int) -> bool:
-        """Whether the block can be handed out when one table that lists it gives it back."""
+        """Return whether the block can be handed out when one table that lists it gives it back."""
         return self._num_refs[block_id] == 1
 
     def writes_shared(self, block_ids: list[int], start: int, stop: int) -> bool:
-        """Whether a row of [start, stop) of a table with these blocks is in a shared one."""
+        """Return whether a row of [start, stop) of a table with these blocks is in a shared one."""
         written = block_ids[start // self.block_size : self.blocks_for(stop)]
         return any(self.is_shared(block) for block in written)
 

@@ -1,4 +1,4 @@
-"""How many KV blocks there are: from tokens, bytes or a share of a GPU, as the operator says."""
+"""Computes the number of KV blocks: from tokens, bytes or a share of a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def num_kv_blocks(config: EngineConfig, bytes_per_token: int, share_bytes: int =
 
 
 def share_for_kv(config: EngineConfig, total_bytes: int, own_bytes: int, pass_bytes: int) -> int:
-    """What `gpu_memory_utilization` leaves for keys and values, bytes; negative: nothing.
+    """Return the bytes that `gpu_memory_utilization` leaves for keys and values; may be negative.
 
     Args:
         config: with a share of the GPU, and what graphs may take.
@@ -53,5 +53,5 @@ def share_for_kv(config: EngineConfig, total_bytes: int, own_bytes: int, pass_by
 
 
 def graph_bytes(config: EngineConfig) -> int:
-    """What CUDA graphs may take."""
+    """Return the bytes that CUDA graphs may take."""
     return config.graph_memory_mib * _MIB if config.graphs == "auto" else 0

@@ -1,6 +1,6 @@
-"""Where keys and values of all layers lie: one tensor, cut into the blocks of `block_pool`.
+"""Stores keys and values of all layers in one tensor, cut into the blocks of `block_pool`.
 
-`block_pool` says which block belongs to whom, this module only holds what is in them.
+`block_pool` assigns blocks to sessions; this module only holds their contents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.device import to_device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSizes:
-    """How much KV there is, whatever its layout."""
+    """The sizes of the KV storage, for any layout."""
 
     num_layers: int  # attention layers of the model
     num_head_layers: int = 0  # of what drafts with it, behind these
@@ -50,16 +50,16 @@ class KVBlocks:
 
     @property
     def device(self) -> torch.device:
-        """Where keys and values live."""
+        """The device of keys and values."""
         return self._all.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """The type of keys and values."""
         return self._all.dtype
 
     def are_finite(self, block_ids: list[int]) -> bool:
-        """Whether these blocks, all rows of which are written, hold no NaN and no infinity.
+        """Return whether these blocks, all rows of which are written, hold no NaN and no infinity.
 
         The last layer tells: what is not finite in a row stays in it from layer to layer. Of a
         model that ranks share, this rank's heads tell, because rows are summed over the ranks.
@@ -97,7 +97,7 @@ class KVStorage(KVBlocks):
         self._rows = list(self._all.flatten(2, 4))  # [2, blocks * K * block_size, D] of a layer
 
     def row_index(self, slots: list[int]) -> Tensor:
-        """What `write` wants for rows whose positions are these slots, block by block: [K * R]."""
+        """Return the index that `write` needs for rows at these slots, block by block: [K * R]."""
         size, num_heads = self.block_size, self.num_heads
         firsts = [slot // size * size * num_heads + slot % size for slot in slots]
         heads = torch.arange(num_heads, device=self.device) * size

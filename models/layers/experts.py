@@ -80,7 +80,7 @@ def _packed(experts: Any, name: str, make_linear: MakeLinear) -> list[nn.Module]
 
 
 def can_pack_experts(module: nn.Module) -> bool:
-    """Whether a module holds experts as transformers keeps them, all on this rank."""
+    """Return whether a module holds experts as transformers keeps them, all on this rank."""
     experts: Any = module
     return (
         hasattr(experts, "has_gate")
@@ -103,7 +103,7 @@ class BlockwiseRouter(nn.Module):
         self.router = router
 
     def forward(self, rows: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What the router says of each row."""
+        """Return the router's answer for each row."""
         num_rows = rows.shape[-2]
         padded = nn.functional.pad(rows, (0, 0, 0, -num_rows % _ROUTER_ROWS))
         answers = [self.router(block) for block in padded.split(_ROUTER_ROWS, dim=-2)]

@@ -17,7 +17,7 @@ _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 def can_take_apart(model: PreTrainedModel) -> bool:
-    """Whether the model is of a type whose layers are known."""
+    """Return whether the model is of a type whose layers are known."""
     config: Any = model.config
     is_known = config.model_type in _FAMILY and type(model).__name__.endswith("ForCausalLM")
     # Kernels go by the type of the storage: layers that keep float32 norms are left alone.

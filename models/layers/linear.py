@@ -41,7 +41,7 @@ MakeLinear = Callable[..., Any]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU have the packed kernel for `dtype`."""
+    """Return whether this torch and this CPU have the packed kernel for `dtype`."""
     probe = torch.ones(8, 8, dtype=dtype)
     try:
         packed = _pack(probe)

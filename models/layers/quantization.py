@@ -53,7 +53,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def can_quantize(dtype: torch.dtype) -> bool:
-    """Whether this torch has the 8-bit product for inputs of `dtype` on this CPU."""
+    """Return whether this torch has the 8-bit product for inputs of `dtype` on this CPU."""
     rows = torch.ones(3, 32, dtype=dtype)
     integers = torch.full((5, 32), 2, dtype=torch.int8)
     try:
@@ -74,7 +74,7 @@ def int8_bytes(num_outputs: int, num_inputs: int, itemsize: int, *, has_bias: bo
 
 
 def can_round_to_fp8(num_outputs: int, num_inputs: int) -> bool:
-    """Whether a weight of this shape can be one of `models.gpu.fp8`."""
+    """Return whether a weight of this shape can be one of `models.gpu.fp8`."""
     return num_outputs % _FP8_MULTIPLE == 0 and num_inputs % _FP8_MULTIPLE == 0
 
 

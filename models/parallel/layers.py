@@ -30,7 +30,7 @@ _ROW_STYLES = ("rowwise", "rowwise_split_input", "rowwise_rep")
 
 
 class Ranks(Protocol):
-    """What the layers need of `models.parallel.ranks.TensorParallel`."""
+    """The part of `models.parallel.ranks.TensorParallel` that the layers need."""
 
     rank: int
     world_size: int

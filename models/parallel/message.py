@@ -1,4 +1,4 @@
-"""What the leader of a tensor-parallel group announces: work for all ranks, wait on, or stop.
+"""Messages of the leader of a tensor-parallel group: work for all ranks, wait on, or stop.
 
 A message is a flat list of 32-bit integers, because that is what a process group can broadcast
 without pickling: its kind, then for a pass each session's rows as
@@ -49,7 +49,7 @@ class DraftPass:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the states."""
+        """The shape of the states."""
         return sum(len(each.token_ids) for each in self.sequences), self.width
 
 

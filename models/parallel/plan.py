@@ -1,7 +1,8 @@
-"""What tensor parallelism asks of an architecture, checked on its config before weights are read.
+"""Checks that an architecture supports tensor parallelism, before weights are read.
 
-The plan is transformers' own: which layers of a model type are cut, and how. Key heads, and with
-them the KV storage, are divided where the plan cuts the key projection by columns.
+The check reads the model's config. The plan is transformers' own: which layers of a model type are
+cut, and how. Key heads, and with them the KV storage, are divided if the plan cuts the key
+projection by columns.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def layer_plan(plan: dict[str, str]) -> dict[str, str]:
 
 
 def divides_heads(plan: dict[str, str]) -> bool:
-    """Whether each rank has only its share of the attention heads."""
+    """Return whether each rank has only its share of the attention heads."""
     return any(
         name.rpartition(".")[2] in _KEY_PROJECTIONS and style == "colwise"
         for name, style in plan.items()

@@ -96,7 +96,7 @@ class TensorParallel:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank announces passes and gets logits."""
+        """True if this rank announces passes and gets logits."""
         return self.rank == 0
 
     def wait_loaded(self) -> None:
@@ -110,7 +110,7 @@ class TensorParallel:
         return int(numbers[0])
 
     def all_say(self, is_so: bool) -> bool:
-        """Whether every rank says so; each has to be asked, while loading."""
+        """Return whether every rank says so. All ranks must call it, while loading."""
         return bool(self.least(int(is_so)))
 
     def must_agree(self, key: str, number: int) -> None:
@@ -143,7 +143,9 @@ class TensorParallel:
             self._send(Idle(), 1)
 
     def next_work(self) -> Work | None:
-        """What to do next; None: the leader has stopped. Followers only.
+        """Return the next work; None if the leader has stopped. Followers only.
+
+        Followers only.
 
         Raises:
             RuntimeError: the leader is gone or was silent for too long.
@@ -200,7 +202,10 @@ class TensorParallel:
         return tensor
 
     def handed_out(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """What the leader hands out, of this shape and of the type of `like`. Followers only."""
+        """Return the tensor that the leader hands out, of this shape and the type of `like`.
+
+        Followers only. Followers only.
+        """
         tensor = like.new_empty(shape)
         dist.broadcast(tensor, 0, group=self._tensors)
         return tensor

@@ -1,4 +1,4 @@
-"""How far a reward can reach, read off its parameters: what it may be computed beside.
+"""Bounds the work of a reward by its parameters, to decide which processes may compute it.
 
 A reward of an installed package is code: it may do anything to what shares its process. One of
 this package is data, and its code is ours. Of these, a pattern may take any time and a classifier
@@ -35,7 +35,10 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a reward is made of. `num_stemming` and `num_looking` count its bounded parts."""
+    """The parts of a reward. `num_stemming` and `num_looking` count its bounded parts.
+
+    `num_stemming` and `num_looking` count its bounded parts.
+    """
 
     reach: Reach
     num_stemming: int = 0

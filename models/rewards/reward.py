@@ -1,4 +1,4 @@
-"""What a reward is: it says how well a text does that is not yet whole.
+"""The interface of a reward, which scores a text that is not yet whole.
 
 A reward is made of a request's parameters by a factory, a callable of one mapping; the factories
 that are here are in `registry.py`, users' own come by the entry point `outrider.rewards`. It is
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How well a text does.
+    """The score of a text.
 
     Args:
         score: how well its constraint is met so far, from 0 to 1 (soft satisfaction).

@@ -22,7 +22,7 @@ _GRADES = 5.0  # so many grades above the wanted one score 0
 
 
 class Length(RewardFields):
-    """Whether the text has `min` to `max` words, characters or sentences."""
+    """Checks that the text has `min` to `max` words, characters or sentences."""
 
     unit: Literal["words", "characters", "sentences"] = "words"
     min: Annotated[int, Field(ge=0, le=_MAX_LENGTH)] = 0
@@ -50,10 +50,10 @@ class Length(RewardFields):
 
 
 class Pattern(RewardFields):
-    """Whether a regular expression is found in the text, or matches the whole of it.
+    """Checks that a regular expression is found in the text, or matches the whole of it.
 
-    1 where it does, 0 where it no longer can, one half between. What follows can undo a match of
-    the whole, and of an end (`$`).
+    The score is 1 if it does, 0 if it no longer can, one half between. Later text can undo a match
+    of the whole, and of an end (`$`).
     """
 
     pattern: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -83,7 +83,7 @@ class Pattern(RewardFields):
 
 
 class Readability(RewardFields):
-    """Whether the text reads at `max_grade` or below, by the Automated Readability Index."""
+    """Checks that the text reads at `max_grade` or below, by the Automated Readability Index."""
 
     max_grade: Annotated[float, Field(ge=1.0, le=20.0)] = 8.0
 

@@ -23,7 +23,7 @@ def draw_from_logits(
     samplings: Sequence[Sampling],  # [R]
     positions: Sequence[int],  # [R] absolute index of the token sampled from the row
 ) -> Tensor:
-    """What `draw_ids` samples from the rows' scores, left on the device: [R] int64."""
+    """Return the ids that `draw_ids` samples from the rows' scores, on the device: [R] int64."""
     if not has_kernels(logits.device) or all(one.temperature == 0 for one in samplings):
         return draw_ids(shaped_scores(logits, samplings), samplings, positions)
     return draw_by_kernels(logits, samplings, positions)
@@ -35,10 +35,10 @@ def rank_from_logits(
     positions: Sequence[int],  # [R]
     num_ranks: int,
 ) -> Tensor:
-    """What `draw_from_logits` gives, and what it would give without that, and so on: [R, ranks].
+    """Return the sample of `draw_from_logits`, the sample without that one, and so on: [R, ranks].
 
-    They are what another model of the same noise may sample instead. Where fewer tokens may be
-    sampled, some id comes again.
+    Another model with the same noise may sample these instead. If fewer tokens may be sampled, some
+    id comes again.
     """
     if num_ranks == 1:
         return draw_from_logits(logits, samplings, positions).unsqueeze(1)

@@ -76,7 +76,7 @@ def shaped_scores(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def is_allowed(mask: bytes | memoryview, token_id: int) -> bool:
-    """Whether a mask row allows `token_id`."""
+    """Return whether a mask row allows `token_id`."""
     byte = token_id >> 3
     return byte < len(mask) and bool(mask[byte] >> (token_id & 7) & 1)
 
@@ -115,7 +115,7 @@ def mask_logits(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> T
 
 
 def _unset_bits(packed: np.ndarray, num_bits: int, device: torch.device) -> Tensor:
-    """Which of each row's bits are 0, bool [R, num_bits]; a GPU gets the bytes and unpacks them."""
+    """Return the 0 bits of each row, bool [R, num_bits]; a GPU gets the bytes and unpacks them."""
     num_bytes = -(-num_bits // 8)
     rows = packed.reshape(-1, num_bytes)
     if device.type == "cpu":
@@ -131,7 +131,7 @@ def _bit_values(device: torch.device) -> Tensor:
 
 
 def min_p_depth(sampling: Sampling) -> float:
-    """How far below the best score one may be, at most 0; -inf: as far as it likes."""
+    """Return how far below the best score a score may be, at most 0; -inf means no limit."""
     is_on = sampling.min_p > 0 and sampling.temperature > 0
     return math.log(sampling.min_p) if is_on else -math.inf
 

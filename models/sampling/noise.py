@@ -71,7 +71,7 @@ def uniform(seed: int, position: int, domain: int) -> float:
 
 
 def stream_key(seed: int, position: int, domain: int = DOMAIN_TOKEN) -> int:
-    """What names a row's stream, as int64: token t has the noise of its output t + 1."""
+    """Return the key of a row's stream, as int64: token t has the noise of its output t + 1."""
     return _signed(_row_key(seed, position, domain))
 
 

@@ -20,14 +20,14 @@ from models.protocol.messages import Sampling
 
 
 class RowCounts(NamedTuple):
-    """How often each token occurs before the one that is sampled from a row."""
+    """The counts of each token before the one that is sampled from a row."""
 
     generated: np.ndarray  # [V] int32
     prompt: np.ndarray  # [V] int32
 
 
 def has_penalties(sampling: Sampling) -> bool:
-    """Whether its scores depend on the tokens so far."""
+    """Return whether its scores depend on the tokens so far."""
     return (
         sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0

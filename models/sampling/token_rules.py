@@ -17,7 +17,7 @@ from models.protocol.messages import Sampling
 
 
 def has_rules(sampling: Sampling) -> bool:
-    """Whether `forbidden_ids` may name any token."""
+    """Return whether `forbidden_ids` may name any token."""
     return sampling.min_tokens > 0 or bool(sampling.bad_words)
 
 

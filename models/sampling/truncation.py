@@ -23,7 +23,7 @@ _SORTED_AT_ONCE = 32  # rows: of 152,000 scores each they take some 300 MB, by t
 
 
 def truncates(sampling: Sampling, vocab_size: int) -> bool:
-    """Whether `truncate` would do anything for it."""
+    """Return whether `truncate` would change anything."""
     if sampling.temperature == 0:
         return False
     return 0 < sampling.top_k < vocab_size or sampling.top_p < 1

@@ -64,7 +64,7 @@ RuleFunction = Callable[[Tensor, Sequence[VerifiedDraft]], list[list[int]]]
 
 
 def needs_draft_probs(sampling: Sampling) -> bool:
-    """Whether a draft is verified by the distributions it was sampled from."""
+    """Return whether a draft is verified by the distributions it was sampled from."""
     return sampling.temperature > 0 and RULES[sampling.verification].needs_draft_probs
 
 
@@ -200,7 +200,7 @@ def target_probs(
     scores: Tensor,  # [R, V] float32 from `process_logits`, temperature above 0
     token_ids: Sequence[int],  # [T] one for each of the first rows; T <= R
 ) -> list[float]:
-    """What `verify_by_rejection` takes for the target's probability of a token in each row."""
+    """Return the target's probability of a token in each row, as `verify_by_rejection` takes it."""
     return _TargetProbs(scores, list(range(len(token_ids)))).of(list(token_ids))
 
 

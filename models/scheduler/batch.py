@@ -1,4 +1,4 @@
-"""Which rows the next forward pass holds: row budget and chunked prefill.
+"""Chooses the rows of the next forward pass: row budget and chunked prefill.
 
 Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole;
 prompts come in chunks of what is left, but of no more than running streams put up with
@@ -31,7 +31,7 @@ _SHORT_ROWS = 16  # up to so many rows count as catching up, not as a prompt
 
 @dataclass(slots=True)
 class PassPlan:
-    """What the next pass computes, and who could not get KV blocks."""
+    """The rows of the next pass, and the sessions that got no KV blocks."""
 
     rows: list[PlannedRows] = field(default_factory=list)
     starved: list[Session] = field(default_factory=list)  # others hold the blocks they need
@@ -174,7 +174,7 @@ class _Filling:
         return True
 
     def _is_hopeless(self, session: Session) -> bool:
-        """Whether a claim must fail as an older one has: then no cached blocks are taken for it."""
+        """Return whether a claim must fail like an older one; then it takes no cached blocks."""
         if session.table.block_ids:
             return False
         most = self._pool.blocks_for(len(session.tokens))
@@ -187,7 +187,7 @@ class _Filling:
         (self._oversized if is_oversized else self._starved).append(session)
 
     def plan(self) -> PassPlan:
-        """What has come of it."""
+        """Return the finished plan."""
         return PassPlan(list(self.planned.values()), self._starved, self._oversized)
 
     def _drop(self, victims: list[Session]) -> None:
@@ -230,7 +230,7 @@ def _whole_need(session: Session, num_computed_tokens: int, max_short: int) -> P
 
 
 def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
-    """As much of the need as `budget` rows hold; the rows with logits stay together, at its end."""
+    """Cut the need to `budget` rows; the rows with logits stay together, at its end."""
     if need.num_rows <= budget:
         return need
     num_rows = min(budget, need.num_rows - need.num_logits)

@@ -73,7 +73,7 @@ class _Peer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its rows can be in the next pass."""
+        """True if its rows can be in the next pass."""
         return self.state in (_State.READY, _State.RUNNING_ON)
 
 
@@ -207,7 +207,7 @@ class BatchWindow:
         return until_s
 
     def _is_better_together(self, num_rows: int, num_more: int, away_s: float) -> bool:
-        """Whether one pass a round beats two, where a session is away for `away_s` in a round."""
+        """Return whether one pass a round beats two; a session is away for `away_s` in a round."""
         by_rows = self._times.by_rows
         one_s, other_s = by_rows.at(num_rows), by_rows.at(num_more)
         together_s = by_rows.at(num_rows + num_more) + away_s

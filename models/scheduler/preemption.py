@@ -1,4 +1,4 @@
-"""Who gets KV blocks in one pass, and who is preempted for it: the older session goes first.
+"""Allocates KV blocks in one pass and preempts sessions for them: the older session goes first.
 
 A session claims blocks for all its tokens at once or waits: partly filled waiting sessions would
 only take blocks from each other. When too few are free, the youngest sessions younger than the
@@ -28,7 +28,7 @@ from models.scheduler.sessions import Session
 
 
 class _Refusal(NamedTuple):
-    """What a claim might have had that failed for want of more."""
+    """The blocks that a failed claim could have had."""
 
     order: float  # of the session
     num_blocks: int  # free, or held by younger sessions alone
@@ -72,7 +72,7 @@ class Preemption:
         return victims
 
     def has_refused(self, session: Session, num_wanted: int) -> bool:
-        """Whether an older claim failed after which one of `num_wanted` more blocks must fail."""
+        """Return whether a claim of `num_wanted` blocks must fail, because an older one did."""
         refused = self._refused
         if refused is None or session.order < refused.order:
             return False
@@ -150,7 +150,7 @@ class _FreedBlocks:
             self.count += self._is_gained(block)
 
     def has_of(self, session: Session) -> bool:
-        """Whether a block of this session, which was added, is gained."""
+        """Return whether a block of this session, which was added, is gained."""
         return any(self._is_gained(block) for block in session.table.block_ids)
 
     def num_alone_in(self, session: Session) -> int:

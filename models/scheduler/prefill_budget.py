@@ -1,4 +1,4 @@
-"""How many prompt rows a pass may hold, so that running streams hardly notice prompts.
+"""Limits the prompt rows of a pass, so that running streams hardly notice prompts.
 
 The promise: the gap between two tokens of a running stream is at most `max_slowdown` times what it
 would be without anybody's prompt. Prompts get 85% of what that allows, in seconds.

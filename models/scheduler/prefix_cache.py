@@ -60,9 +60,9 @@ class PrefixCache:
         return cls(pool, lambda block_ids: False, is_enabled=False)
 
     def reach(self, session: Session) -> int:
-        """How many rows of a session with a job would be computed after `adopt`.
+        """Return how many rows of a session with a job would be computed after `adopt`.
 
-        By hashes alone and in a few look-ups, as no block is here without its predecessor.
+        It needs hashes alone and a few look-ups, because no block is here without its predecessor.
         """
         wanted = self._wanted(session)
         if not wanted:  # as with every plain step: one row more
@@ -112,7 +112,7 @@ class PrefixCache:
         self.num_hits -= session.num_cached_tokens
 
     def awaits(self, need: PlannedRows, planned: Iterable[PlannedRows]) -> bool:
-        """Whether one of the `planned` computes, in the coming pass, the first rows of `need`.
+        """Return whether one of the `planned` computes the first rows of `need` in the coming pass.
 
         After that pass they are found here. Hashes may collide, at the cost of that one pass.
         """

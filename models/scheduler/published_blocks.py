@@ -34,7 +34,7 @@ class CachedBlock:
     parent: CachedBlock | None
 
     def holds(self, ids: Sequence[int], parent: CachedBlock | None) -> bool:
-        """Whether a block that has the right hash really is of these ids after that predecessor."""
+        """Return whether the block really has these ids after that predecessor."""
         return self.parent is parent and self.ids == ids
 
 
@@ -58,7 +58,7 @@ class PublishedBlocks:
 
     @property
     def num_blocks(self) -> int:
-        """How many there are."""
+        """The number of published blocks."""
         return len(self.by_block)
 
     def add(
@@ -77,7 +77,7 @@ class PublishedBlocks:
         self.num_evictions += 1
 
     def num_first(self, block_ids: Sequence[int], limit: int) -> int:
-        """How many of a table's first `limit` blocks are published: they come first."""
+        """Return how many of a table's first `limit` blocks are published: they come first."""
         while limit > 0 and block_ids[limit - 1] not in self.by_block:
             limit -= 1
         return limit

@@ -1,4 +1,4 @@
-"""What an engine keeps of each session, and the header rules of `models/protocol/messages.py`.
+"""State of the engine's sessions, and the header rules of `models/protocol/messages.py`.
 
 A session's tokens are exactly the ids its KV rows were computed from, drafted and not yet verified
 ones included, so that `(base_len, prefix_hash)` of the next message says which rows stay. A
@@ -171,7 +171,7 @@ class Session:
 
     @property
     def needs_prompt_logits(self) -> bool:
-        """Whether prompt rows must be computed for their logits, even where their KV is held."""
+        """True if prompt rows must be computed for their logits, even if their KV is held."""
         opened = self.opened
         return self.taker is not None or (
             opened.sampling.num_prompt_logprobs >= 0
@@ -185,7 +185,7 @@ class Session:
         return len(self.prompt_logprobs) if self.taker is None else self.taker.next_row
 
     def num_prompt_logits(self, start: int, num_rows: int) -> int:
-        """How many rows of [start, start + num_rows) must give logits for the prompt.
+        """Return how many rows of [start, start + num_rows) must give logits for the prompt.
 
         They are the last ones before the row of the prompt's last token; of a fork, before that of
         its last token.
@@ -198,7 +198,7 @@ class Session:
 
     @property
     def may_use_cached_prefix(self) -> bool:
-        """Whether rows without logits may be found in the prefix cache instead of computed."""
+        """True if rows without logits may be found in the prefix cache instead of computed."""
         return not self.needs_prompt_logits
 
     def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
@@ -239,7 +239,7 @@ class Session:
             self._forget_rows(start)
 
     def adopt_blocks(self, first: int, block_ids: list[int]) -> None:
-        """From block `first` on, hold these blocks that were computed of the same ids."""
+        """Hold these blocks from block `first` on; they were computed of the same ids."""
         self.table.adopt(first, block_ids)
         self.num_computed_tokens = self.num_head_tokens = self.table.num_tokens
 
@@ -290,7 +290,7 @@ class PlannedRows:
 
 
 class Admitted(NamedTuple):
-    """What the header of a message comes to: a session to act for, or replies, or nothing."""
+    """The outcome of a message's header: a session to act for, or replies, or nothing."""
 
     session: Session | None
     replies: list[EngineReply]

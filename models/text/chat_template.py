@@ -220,7 +220,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As in transformers: jinja2's own filter would escape HTML."""
+    """Write JSON like transformers.
+
+    jinja2's own filter would escape HTML.
+    """
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

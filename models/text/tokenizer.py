@@ -113,7 +113,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_chat` can work."""
+        """True if `encode_chat` can work."""
         return bool(self._templates.source)
 
     @property
@@ -160,7 +160,7 @@ class Tokenizer:
         return None
 
     def least_tokens(self, num_bytes: int) -> int:
-        """How many tokens a text of so many bytes of UTF-8 has at the least."""
+        """Return the least number of tokens of a text with so many bytes of UTF-8."""
         longest = self._longest_token_bytes
         return 0 if longest is None else -(-num_bytes // longest)
 
@@ -174,7 +174,7 @@ class Tokenizer:
         return self._bytes_of[token_id]
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is outside the text, like those that end it."""
+        """Return whether a token is outside the text, like those that end it."""
         return token_id in self._special_ids
 
     def encode_chat(

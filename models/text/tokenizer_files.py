@@ -37,7 +37,7 @@ def read_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says, and special_tokens_map.json where that does not.
+    """Return the settings of tokenizer_config.json, completed by special_tokens_map.json.
 
     Raises:
         ValueError: a file cannot be read, or one of its values has another type.

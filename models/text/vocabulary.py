@@ -55,7 +55,7 @@ def _tokens(content: Any) -> dict[int, str]:
 
 
 def num_shared_ids(target: Vocabulary, draft: Vocabulary) -> int:
-    """How many ids, from 0 on, both have; each of them is the same token in both.
+    """Return how many ids, from 0 on, are the same token in both.
 
     Raises:
         ValueError: names the first id that is not, and both its tokens.

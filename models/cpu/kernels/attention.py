@@ -87,7 +87,7 @@ _SPAN = 4 * NUM_LANES
 
 
 def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
-    """What a thread needs for tasks of at most so many vectors: all that `_places` lays out."""
+    """Return a thread's scratch bytes for tasks of at most so many vectors; see `_places`."""
     span = max(_SPAN, block_size)
     return num_vectors * (FLOAT_BYTES * (2 * head_dim + span) + 2 * VECTOR_BYTES)
 
@@ -110,7 +110,7 @@ class _Span(NamedTuple):
 
 
 class _Vector(NamedTuple):
-    """Where the state of one vector of a task is."""
+    """Addresses of the state of one vector of a task."""
 
     sums: int  # [D] weighted values
     total: int  # [lanes] sums of weights
@@ -119,7 +119,7 @@ class _Vector(NamedTuple):
 
 @inline
 def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
-    """After the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, S]."""
+    """Return addresses after the queries of sums [M, D], totals and tops [M, lanes], scores [M, S]."""
     sums = scratch + FLOAT_BYTES * num_vectors * head_dim
     totals = sums + FLOAT_BYTES * num_vectors * head_dim
     tops = totals + VECTOR_BYTES * num_vectors
@@ -222,7 +222,7 @@ def _block_at(parameters: int, key_head: int, span: _Span, number: int, like: np
 
 @inline
 def _keys_at(parameters: int, key_head: int, span: _Span, key: int, like: np.generic) -> int:
-    """Where sixteen keys of the span are; 0 after its last."""
+    """Return the address of sixteen keys of the span; 0 after its last."""
     block_size = get(parameters, BLOCK_SIZE)
     number = key // block_size
     if number >= span.num_blocks:

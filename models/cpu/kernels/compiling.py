@@ -1,12 +1,11 @@
-"""How kernels are compiled, kept on disk, and run on torch's own threads.
+"""Compiles kernels, keeps them on disk, and runs them on torch's own threads.
 
 A kernel is a C function of one address: that of its parameters, int64 numbers in a row. numba
-compiles it for this CPU the first time it is wanted and keeps the machine code on disk, in a folder
-named by the sources of all kernels, so that a change in any of them is seen.
+compiles it for this CPU at its first use and keeps the machine code on disk. The folder is named by
+the sources of all kernels, so that a change in any of them is seen.
 
-It runs on the threads that torch's operations run on: those of the OpenMP library that torch
-brings. A second pool would fight with them for the cores, because they spin for a while after
-each operation.
+A kernel runs on the threads of torch's operations: those of the OpenMP library that torch brings. A
+second pool would fight with them for the cores, because they spin for a while after each operation.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _compile_into(folder: Path, function: Callable[[Any], None]) -> Any:
 
 
 def _cache_folder() -> Path | None:
-    """For these sources and this CPU, made if it is not there; None where nothing can be kept."""
+    """Make and return the folder for these sources and this CPU; None if it cannot be made."""
     try:
         settings: Any = numba.config
         root = settings.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

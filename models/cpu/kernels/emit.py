@@ -1,8 +1,8 @@
-"""How instructions of kernels are made: types and pieces of LLVM's language.
+"""Builds the instructions of kernels: types and pieces of LLVM's language.
 
-Kernels are Python that numba compiles; what it would not find by itself is written here in LLVM
-instructions. `lanes.py` has those on vectors, `scalars.py` those on single numbers and addresses,
-`tile.py` the inner loop of products.
+Kernels are Python that numba compiles; code that numba would not find by itself is written here in
+LLVM instructions. `lanes.py` has those on vectors, `scalars.py` those on single numbers and
+addresses, `tile.py` the inner loop of products.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Build = Callable[..., ir.Value | None]
 
 
 def typed(build: _Build, result: Any, *arguments: Any) -> tuple[Any, Any]:
-    """What numba wants of an intrinsic that `build` emits."""
+    """Return the signature and the generator of an intrinsic that `build` emits, as numba wants."""
 
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> ir.Value:
         value = build(builder, *values)
@@ -86,7 +86,7 @@ def spread(builder: Builder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
 
 
 def is_float32(like: Any) -> bool:
-    """Whether numbers like this are float32 in memory, not bfloat16."""
+    """Return whether such numbers are float32 in memory, not bfloat16."""
     return bool(like == types.float32)
 
 

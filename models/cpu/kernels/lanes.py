@@ -78,13 +78,13 @@ def _is_within(builder: Builder, first: ir.Value, stop: ir.Value) -> ir.Value:
 
 
 def _widened(builder: Builder, halves: ir.Value) -> ir.Value:
-    """Of bfloat16 bits the numbers."""
+    """Convert bfloat16 bits to float32."""
     bits = builder.shl(builder.zext(halves, INTS), constant(INTS, 16))
     return builder.bitcast(bits, FLOATS)
 
 
 def _rounded_bits(builder: Builder, lanes: ir.Value) -> ir.Value:
-    """Of numbers the bits of the nearest bfloat16, to even, in the upper halves; NaN stays NaN."""
+    """Round to the nearest bfloat16, to even, with its bits in the upper half; NaN stays NaN."""
     bits = builder.bitcast(lanes, INTS)
     odd = builder.and_(builder.lshr(bits, constant(INTS, 16)), constant(INTS, 1))
     rounded = builder.add(builder.add(bits, constant(INTS, 0x7FFF)), odd)
@@ -326,6 +326,6 @@ def copy_number(context: Any, target: Any, source: Any, like: Any) -> Any:
 
 @instruction
 def num_bytes(context: Any, like: Any) -> Any:
-    """What one number takes in memory."""
+    """Return the size of one number in memory."""
     size = 4 if is_float32(like) else 2
     return typed(lambda builder, _: ir.Constant(I64, size), types.int64, like)

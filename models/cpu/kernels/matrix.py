@@ -71,7 +71,7 @@ _ADDRESS = _BYTE.as_pointer()
 
 @functools.cache
 def has_matrix_registers() -> bool:
-    """Whether kernels may use them: the CPU has them, and Linux gives them to this process."""
+    """Return whether kernels may use them: the CPU has them and Linux grants them here."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     if not (has_feature("amx-bf16") and has_feature("amx-tile")):

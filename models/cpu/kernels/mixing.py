@@ -51,7 +51,7 @@ class Vectors(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What goes with the vectors of a product."""
+    """The shape of a product, beside its vectors."""
 
     depth: int  # rows of the matrix
     step: int  # bytes from one to the next

@@ -1,8 +1,8 @@
-"""How kernels read their parameters: int64 numbers in a row, see `compiling.py`.
+"""Reads the parameters of kernels: int64 numbers in a row, see `compiling.py`.
 
-The first ones are the same in all of them: two counters by which the threads of a pass share the
-work, and the address of the pass's table, where whatever changes from pass to pass is written once
-for all kernels. Where a kernel reads or writes rows is given as a field of that table.
+The first ones are the same in all kernels: two counters by which the threads of a pass share the
+work, and the address of the pass's table. The table holds the values that change from pass to pass,
+written once for all kernels. The place of a kernel's rows is given as a field of that table.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def get(parameters: int, index: int) -> int:
 
 @inline
 def of_pass(parameters: int, field: int) -> int:
-    """What the table says."""
+    """Read a field of the pass's table."""
     return read_int(get(parameters, PASS) + WORD * field)
 
 
 @inline
 def rows_at(parameters: int, index: int) -> int:
-    """Where the rows are whose field of the table is the parameter of that number."""
+    """Return the address of the rows whose table field is the parameter of that number."""
     return of_pass(parameters, get(parameters, index))

@@ -1,4 +1,4 @@
-"""What a decoder layer does to each row by itself, between its matrix products.
+"""Kernels for the row by row work of a decoder layer, between its matrix products.
 
 Each number is rounded to its type wherever transformers rounds it, so that results agree. A row's
 result is a function of that row alone. Threads take turns at runs of rows, heads one by one.
@@ -97,7 +97,7 @@ NUM_ROTATE_PARAMETERS = NUM_STORE_PARAMETERS + 7
 
 @inline
 def _load(address: int, count: int, like: np.generic) -> Lanes:
-    """As many numbers as there are, up to sixteen; zeros after them."""
+    """Load the numbers that exist, up to sixteen, with zeros after them."""
     if count >= NUM_LANES:
         return load(address, like)
     return load_first(address, like, count)

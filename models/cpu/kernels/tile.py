@@ -52,7 +52,7 @@ AHEAD_BYTES = 2048
 
 
 def has_feature(feature: str) -> bool:
-    """Whether numba compiles for CPUs with a feature: this one's, unless its settings say else."""
+    """Return whether numba compiles for CPUs with a feature: this CPU, or that of its settings."""
     settings: Any = numba.config
     features = settings.CPU_FEATURES
     if features is None:

@@ -55,7 +55,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Agent(_Part):
-    """Who acts."""
+    """The agent of a sentence."""
 
     is_plural: bool
     is_animal: bool
@@ -74,11 +74,11 @@ class _Action:
         return (self.verb, *self.rest.words)
 
     def ing(self) -> str:
-        """As in "is throwing a ball"."""
+        """Return the form as in "is throwing a ball"."""
         return ing_form(self.verb) + self.rest.text
 
     def base(self) -> str:
-        """As in "wants to throw a ball"."""
+        """Return the form as in "wants to throw a ball"."""
         return self.verb + self.rest.text
 
 
@@ -88,7 +88,7 @@ def s_form(verb: str) -> str:
 
 
 def _doubles(verb: str) -> bool:
-    """Whether a verb's last letter comes twice before an ending: "stop", not "play"."""
+    """Return whether a verb doubles its last letter before an ending: "stop", not "play"."""
     if len(verb) < 3 or sum(letter in "aeiou" for letter in verb) != 1:
         return False
     return verb[-2] in "aeiou" and verb[-1] not in "aeiouwxy"

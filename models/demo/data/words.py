@@ -63,7 +63,7 @@ class Pools:
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a word belongs to the evaluation side, by a checksum of its lower-case spelling."""
+    """Return whether a word is for evaluation, by a checksum of its lower-case spelling."""
     return zlib.crc32(text.lower().encode()) % HELD_OUT_MODULUS == 0
 
 

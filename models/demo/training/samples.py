@@ -1,4 +1,4 @@
-"""What the draft and the heads learn from, and the draft's loss: to say what the target would.
+"""Samples for training the draft and the heads, and the draft's loss: to predict the target.
 
 Half of its rows are text sampled from the final target, since a draft is asked about the target's
 text and not about ours (idea: DistillSpec, arXiv 2310.08461). Knows nothing about the kinds of

@@ -1,4 +1,4 @@
-"""What lies between the joined product of query, key and value and attention, in one launch.
+"""Kernels between the joined product of query, key and value and attention, in one launch.
 
 Heads of query and key are normed where the model does so, and rotated by their row's position; keys
 and values go to their slots in the pages, queries are given back. A program is one head of a row.

@@ -61,7 +61,7 @@ _READ_DIFFERENTLY: tuple[_Feature, ...] = (  # by Python and by ECMA 262
 
 
 class _Features:
-    """What is refused, by the kind of token."""
+    """The refused features by the kind of token."""
 
     def __init__(self, features: Iterable[_Feature]) -> None:
         self._by_kind: dict[str, list[tuple[str, re.Pattern[str]]]] = {}

@@ -121,7 +121,7 @@ def times(part: Language, low: int, high: int | None) -> Language:
 
 
 def is_plain(language: Language) -> bool:
-    """Whether it says neither "both" nor "not"."""
+    """Return whether it has neither "both" nor "not"."""
     match language:
         case Chars():
             return True
@@ -134,7 +134,7 @@ def is_plain(language: Language) -> bool:
 
 
 def may_be_empty(language: Language) -> bool:
-    """Whether the empty text is one of it."""
+    """Return whether the empty text is in the language."""
     match language:
         case Chars():
             return False
@@ -256,7 +256,7 @@ def _first(language: Language) -> set[Ranges]:
 
 
 def _after(language: Language, code: int) -> Language:
-    """What may follow a first character: the derivative."""
+    """Return the language of texts after a first character: the derivative."""
     match language:
         case Chars():
             is_in = any(low <= code <= high for low, high in language.ranges)

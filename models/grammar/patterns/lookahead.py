@@ -39,7 +39,7 @@ _After = tuple[Language, Language, Language, Language]  # what may follow, by wh
 
 
 def has_looks(node: Node) -> bool:
-    """Whether a pattern has look-ahead or word boundaries."""
+    """Return whether a pattern has look-ahead or word boundaries."""
     match node:
         case Look():
             return True
@@ -83,7 +83,7 @@ def resolved(node: Node, alphabet: Ranges, *, is_whole: bool, is_shared: bool) -
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What counts as a word's character for sure, and what does not."""
+    """The characters that surely belong to words, and those that surely do not."""
 
     word: Ranges
     others: Ranges
@@ -107,7 +107,7 @@ class _Resolver:
         self.kinds: tuple[Ranges, ...] = ((), self._narrow.word, self._narrow.others, unclear)
 
     def before(self, node: Node, after: _After) -> _After:
-        """What may follow before a part, given what may follow it."""
+        """Return the texts that may follow before a part, given those after it."""
         match node:
             case Chars():
                 return self._chars(node, after)

@@ -46,13 +46,13 @@ class Anchor:
 
     @property
     def is_start(self) -> bool:
-        """Whether it means the start of the text."""
+        """True if it means the start of the text."""
         return self.sign in ("^", r"\A")
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    r"""What must follow (`(?=...)`, `(?!...)`); without a part, a word boundary (`\b`, `\B`).
+    r"""A condition on the following text (`(?=...)`, `(?!...)`); a word boundary if it has no part.
 
     `is_wide`: within what is denied, where every reader's reading counts.
     """

@@ -65,7 +65,7 @@ class _Token:
 
 
 def is_ebnf(text: str) -> bool:
-    """Whether a grammar is EBNF rather than Lark: a line begins with `name ::=`."""
+    """Return whether a grammar is EBNF rather than Lark: a line begins with `name ::=`."""
     return _DEFINES.search(text) is not None
 
 

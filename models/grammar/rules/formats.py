@@ -95,7 +95,7 @@ class FormatReader:
         }
 
     def whole(self, value: JsonValue, path: str) -> Expr:
-        """What the format of a whole text stands for.
+        """Translate the format of a whole text.
 
         Raises:
             UnsupportedGrammar: with the place.

@@ -28,7 +28,7 @@ _MAX_MARK_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What follows a format: one of `ends`, a special token, or (neither) the end of the text."""
+    """The text after a format: one of `ends`, a special token, or (neither) the end of the text."""
 
     ends: tuple[str, ...] = ()
     token: str = ""
@@ -46,7 +46,7 @@ class Built:
 
 
 class Reader(Protocol):
-    """What a format may ask of the reader of formats (`formats`)."""
+    """The part of the reader of formats (`formats`) that a format may use."""
 
     def plain(self, value: JsonValue, path: str) -> Expr:
         """A format that does not need to know what follows."""

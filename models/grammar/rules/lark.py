@@ -271,7 +271,7 @@ def _kind_of(tokens: list[Token], at: int) -> str:
 
 
 def _begins_rule(tokens: list[Token], at: int) -> bool:
-    """Whether a token is the name that a line defines."""
+    """Return whether a token is the name that a line defines."""
     if tokens[at].kind != "name":
         return False
     before = at - 1

@@ -120,7 +120,7 @@ def _options(expression: Expr) -> list[Expr]:
 
 
 def is_exact(rules: Rules) -> bool:
-    """Whether the lexer may read the regular parts as lexemes."""
+    """Return whether the lexer may read the regular parts as lexemes."""
     try:
         follows = _Follows(rules)
         lexemes = {node: follows.positions(node) for node in follows.lexemes}
@@ -136,7 +136,7 @@ def is_exact(rules: Rules) -> bool:
 
 
 class _Follows:
-    """By which characters each lexeme may be followed."""
+    """The characters that may follow each lexeme."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

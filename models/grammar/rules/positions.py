@@ -98,7 +98,7 @@ def _link(last: list[int], first: list[int], found: Positions) -> None:
 
 
 def may_go_on(part: Positions, chars: Ranges, other: Positions, budget: int) -> int:
-    """Whether a text of `part`, with one of `chars` more, can be the beginning of `other`'s.
+    """Check if a text of `part`, with one of `chars` more, can be the beginning of `other`'s.
 
     Returns:
         What is left of `budget`, in pairs of places; below 0 if there is such a text, or if that

@@ -29,7 +29,7 @@ class Regular:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What a rule describes."""
+    """A reference to a rule."""
 
     name: str
 

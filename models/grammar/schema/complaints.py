@@ -1,4 +1,4 @@
-"""Where refusals of single keywords go: to the client at once, or to those who loosen a schema."""
+"""Sends refusals of single keywords to the client at once, or to the code that loosens a schema."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _owner(schema: Schema, steps: Steps) -> tuple[Schema | None, Steps]:
 
 
 def _width(keyword: str, value: JsonValue) -> int:
-    """How many steps lead from a keyword to a schema within; 0: it has none."""
+    """Return how many steps lead from a keyword to a schema within; 0: it has none."""
     if keyword in (*MAPS_OF_SCHEMAS, "dependencies") and isinstance(value, dict):
         return 2
     if keyword in LISTS_OF_SCHEMAS and isinstance(value, list):

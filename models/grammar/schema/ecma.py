@@ -166,7 +166,7 @@ _WRITERS: dict[str, Callable[[str, bool], str]] = {
 
 
 def _is_beside_class(text: str, token: re.Match[str], before: re.Match[str] | None) -> bool:
-    """Whether a hyphen in a set cannot be that of a range: one of its sides is a class."""
+    """Return whether a hyphen in a set cannot be a range's, because one of its sides is a class."""
     after = text[token.end() :]
     if before is None or after.startswith("]") or before[0] == "-":
         return False

@@ -258,7 +258,7 @@ def _values(schema: JsonValue) -> list[JsonValue] | None:
 
 
 def _is_in(value: JsonValue, values: list[JsonValue]) -> bool:
-    """By JSON's equality, in which 1 is 1.0 and not true."""
+    """Compare by JSON's equality, in which 1 is 1.0 and not true."""
     return any(
         value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
     )

@@ -41,7 +41,7 @@ _NOTHING_LEFT = "any JSON object is left of the schema"
 
 @dataclass(frozen=True)
 class LooseSchema:
-    """What is left of a schema: its JSON text, and what was taken out.
+    """The rest of a schema as JSON text, and the removed parts.
 
     `is_least` False: the search met its limit, so more may be taken out than is refused.
     """
@@ -265,5 +265,5 @@ class _Loosening:
 
 
 def _covers(outer: Steps, inner: Steps) -> bool:
-    """Whether a part has another within, and nothing of it is left."""
+    """Return whether one part contains another and nothing of it is left."""
     return outer != inner and inner[: len(outer)] == outer and outer[-1:] != ("oneOf",)

@@ -49,7 +49,7 @@ def walk(schema: JsonValue, steps: Steps = ()) -> Iterator[tuple[Steps, Schema]]
 
 
 def children(schema: Schema) -> Iterator[tuple[Steps, JsonValue]]:
-    """What stands where a keyword of `schema` has a schema, with the steps to it."""
+    """Yield the values at which a keyword of `schema` has a schema, with the steps to them."""
     for keyword in (*MAPS_OF_SCHEMAS, "dependencies"):
         inner = schema.get(keyword)
         for name, value in inner.items() if isinstance(inner, dict) else ():

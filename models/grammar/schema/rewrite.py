@@ -95,7 +95,10 @@ def _take_patterns_of_names(
 
 
 def _drop_unknown_format(path: str, inner: Schema, complaints: Complaints) -> None:
-    """By the standard a format that is not known describes and does not bind."""
+    """Drop a format that is not known.
+
+    By the standard such a format describes and does not bind.
+    """
     name = inner.get("format")
     if isinstance(name, str) and name not in FORMATS:
         del inner["format"]

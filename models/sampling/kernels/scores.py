@@ -1,4 +1,4 @@
-"""What the kernels of a draw share: a row's terms, and its scores as they are read."""
+"""Shared by the kernels of a draw: a row's terms, and its scores as they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels of a draw need of each row, in one upload.
+"""Packs the terms of each row for the kernels of a draw, in one upload.
 
 Five numbers of 64 bits a row, real ones by their bits: the stream of its noise, the temperature,
 min-p as the depth below the best score, top-k and top-p.

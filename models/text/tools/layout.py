@@ -1,4 +1,4 @@
-"""How a model writes tool calls: what stands around names and arguments.
+"""Formats in which models write tool calls: the text around names and arguments.
 
 All formats here are one shape, in which the arguments of a call are one JSON object:
 

@@ -1,4 +1,4 @@
-"""What a template is given of a conversation with tools, and the formats of one model's turns.
+"""Prepares a conversation with tools for a template, and the formats of one model's turns.
 
 A template that knows tools gets them and the calls as OpenAI has them, with arguments as objects.
 For one that does not, the tools are described by the first system message, calls are written as
@@ -24,7 +24,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFormats:
-    """How one model writes its turns; `is_described`: its template does not know tools."""
+    """The turn formats of one model; `is_described`: its template does not know tools."""
 
     layout: ToolLayout = PLAIN_JSON
     reasoning: ReasoningLayout | None = None

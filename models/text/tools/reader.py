@@ -73,14 +73,14 @@ class TurnReader:
             self._step = self._maybe_reasoning
 
     def push(self, text: str) -> list[Piece]:
-        """What this further text completes, in order."""
+        """Return the pieces that this further text completes, in order."""
         self._held += text
         while self._held and self._step():
             pass
         return self._taken()
 
     def end(self) -> list[Piece]:
-        """What was held back and is text or reasoning, now that nothing follows."""
+        """Return the held text as text or reasoning, now that nothing follows."""
         is_open = self._turn.reasoning_start == "open" and self._step == self._maybe_reasoning
         if self._step == self._reasoning or is_open:
             self._say(Thought, self._held.rstrip())
@@ -159,11 +159,14 @@ class TurnReader:
         return at
 
     def _counts(self, at: int) -> bool:
-        """Whether a trigger at this place of the held text is one."""
+        """Return whether the text at this place is a trigger."""
         return not self._layout.begins_line or (self._held[at - 1] if at else self._before) == "\n"
 
     def _line_safe(self, safe: int) -> int:
-        """How much of the held text can go: not the white space that may be before a call."""
+        """Return how much of the held text can go.
+
+        White space that may be before a call stays.
+        """
         return len(self._held[:safe].rstrip())
 
     def _first_call(self) -> bool:
@@ -221,7 +224,7 @@ class _JsonEnd:
         self._skips = False  # the next character is escaped
 
     def find(self, text: str) -> int:
-        """Where the object ends in this further text; -1: not in it."""
+        """Return the end of the object in this further text; -1 if it is not there."""
         at = 0
         while at < len(text):
             if self._skips:

@@ -24,7 +24,7 @@ class ReasoningLayout:
     is_certain: bool = False
 
     def start_after(self, prompt: str) -> ReasoningStart:
-        """How the turn after the end of a prompt begins."""
+        """Return how the turn after a prompt begins."""
         tail = prompt.rstrip()
         if tail.endswith(self.begin):
             return "open"

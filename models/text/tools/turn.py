@@ -1,4 +1,4 @@
-"""What one turn of the assistant may hold: reasoning, then text or calls."""
+"""The content of one turn of the assistant: reasoning, then text or calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CallableTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a request lets a turn be.
+    """The content that a request allows in a turn.
 
     Attributes:
         layout: of calls.
@@ -41,5 +41,5 @@ class Turn:
 
     @property
     def begins_free(self) -> bool:
-        """Whether free text may come first, reasoning apart."""
+        """True if free text may come first, reasoning apart."""
         return not self.must_call and not self.body
