@@ -52,10 +52,7 @@ class Slots(NamedTuple):
 
 
 class LayerOperations(Protocol):
-    """Operations between the products of a layer. Sums and norms are computed in float32.
-
-    Sums and norms are computed in float32.
-    """
+    """Operations between the products of a layer. Sums and norms are computed in float32."""
 
     def norm(self, rows: Tensor, norm: Norm) -> Tensor:
         """[R, F] normed."""

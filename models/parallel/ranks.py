@@ -145,8 +145,6 @@ class TensorParallel:
     def next_work(self) -> Work | None:
         """Return the next work; None if the leader has stopped. Followers only.
 
-        Followers only.
-
         Raises:
             RuntimeError: the leader is gone or was silent for too long.
         """
@@ -204,7 +202,7 @@ class TensorParallel:
     def handed_out(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor that the leader hands out, of this shape and the type of `like`.
 
-        Followers only. Followers only.
+        Followers only.
         """
         tensor = like.new_empty(shape)
         dist.broadcast(tensor, 0, group=self._tensors)

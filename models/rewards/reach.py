@@ -35,10 +35,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The parts of a reward. `num_stemming` and `num_looking` count its bounded parts.
-
-    `num_stemming` and `num_looking` count its bounded parts.
-    """
+    """The parts of a reward. `num_stemming` and `num_looking` count its bounded parts."""
 
     reach: Reach
     num_stemming: int = 0

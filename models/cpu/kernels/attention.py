@@ -119,7 +119,7 @@ class _Vector(NamedTuple):
 
 @inline
 def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
-    """Return addresses after the queries of sums [M, D], totals and tops [M, lanes], scores [M, S]."""
+    """Return addresses after the queries: sums [M, D], totals, tops [M, lanes], scores [M, S]."""
     sums = scratch + FLOAT_BYTES * num_vectors * head_dim
     totals = sums + FLOAT_BYTES * num_vectors * head_dim
     tops = totals + VECTOR_BYTES * num_vectors

@@ -1,7 +1,4 @@
-"""Sentence templates that put records into words, fields in braces. All our own text.
-
-All our own text.
-"""
+"""Sentence templates that put records into words, fields in braces. All our own text."""
 
 ORDER_OPENINGS = (
     "{customer}{place} wants {n} {item}",
