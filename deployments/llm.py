@@ -195,7 +195,7 @@ class LLM:
         return self._answered(jobs, texts, use_tqdm)
 
     def loads(self) -> dict[str, EngineLoad]:
-        """How full and how busy the engines are, by `target` and `draft`."""
+        """Return the load of the engines, by `target` and `draft`."""
         return self._engines.loads()
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ def _tree(
     words: Mapping[str, Any],
     speculation: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What is to run: sections `target` and `draft`, and of `router` what the words say."""
+    """Return the config: sections `target` and `draft`, and `router` with the given words."""
     words = dict(words)
     for ours, given, theirs in (
         ("target", target, "model"),

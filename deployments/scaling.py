@@ -1,4 +1,4 @@
-"""How many replicas Target, Draft and Constraint should have: Serve's autoscaling policies.
+"""Chooses the replicas of Target, Draft and Constraint: Serve's autoscaling policies.
 
 They are named in a Serve config file (`autoscaling_config.policy.policy_function`), with the limits
 below as `policy_kwargs`. A limit says what one replica should carry of something; each divides what
@@ -46,7 +46,7 @@ class Need(NamedTuple):
 
 
 def decide(needs: Iterable[Need], num_now: int, spare: float) -> int:
-    """How many replicas there should be.
+    """Return how many replicas there should be.
 
     Args:
         needs: of each kind of load.
@@ -98,7 +98,7 @@ class _Policy:
         return decide(needs, num_now, self._spare), {}
 
     def _complaint(self, given: Mapping[str, object]) -> str:
-        """What is wrong with the limits, or ""."""
+        """Return the fault of the limits, or ""."""
         for name, limit in given.items():
             if name not in self.defaults:
                 return f"policy_kwargs: unknown key {name!r}, there are {', '.join(self.defaults)}"

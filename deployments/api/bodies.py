@@ -61,7 +61,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _fault(text: bytes, error: Exception) -> Exception:
-    """What is wrong with a short text that was refused, by line and column; else `error`."""
+    """Find the fault of a short text that was refused, by line and column; else return `error`."""
     if len(text) <= _MAX_EXPLAINED_BYTES:
         try:
             content = json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)

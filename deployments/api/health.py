@@ -1,4 +1,4 @@
-"""Whether the service can answer: one real round through the target, not a socket that is open.
+"""Checks that the service can answer: a real round through the target, not just an open socket.
 
 The result is cached for a moment and concurrent callers share one probe, so that many probes cost
 what one costs. A full service is busy, not broken: restarting it would make matters worse. So a

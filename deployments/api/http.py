@@ -77,7 +77,7 @@ def no_spans(request: GenerationRequest, headers: Mapping[str, str]) -> Sequence
 
 @dataclass(slots=True, kw_only=True)
 class HttpService:
-    """What the routes need. Model and limits may be replaced; requests from then on see them.
+    """The parts that the routes need. Model and limits may be replaced; later requests see them.
 
     Attributes:
         model: what is served, and what may be asked of it.
@@ -251,7 +251,10 @@ class _Routes:
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
     async def _worked(self, request: Request, work: Callable[[bytes, ServedModel], Made]) -> Made:
-        """What `work` makes of the body; of a long one it does so in a thread."""
+        """Return the result of `work` on the body.
+
+        A long body is worked on in a thread.
+        """
         body, model = await self._body(request), self._service.model
         if len(body) <= _INLINE_BODY_BYTES:
             return work(body, model)

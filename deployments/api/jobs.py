@@ -130,7 +130,7 @@ def answer_head(
     prompts: Sequence[GenerationRequest],
     model: ServedModel,
 ) -> AnswerHead:
-    """What all parts of the answer repeat."""
+    """Return the fields that all parts of the answer repeat."""
     options = asked.stream_options
     request = prompts[0]
     return AnswerHead(

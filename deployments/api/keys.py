@@ -37,7 +37,7 @@ _SCHEME = b"bearer "
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """What a key file says."""
+    """The content of a key file."""
 
     names: Mapping[str, str]  # by digest
     faults: Sequence[str]  # of each line that is skipped; without its text, which may hold a key

@@ -34,7 +34,9 @@ class OffLoop:
         self._is_busy = False
 
     async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
-        """What `function` returns or raises. Cancelled before its turn, it does not run.
+        """Run `function` and return its result.
+
+        If it is cancelled before its turn, it does not run.
 
         Args:
             size: what it has to look at, in bytes; the smallest of those that wait has its turn.

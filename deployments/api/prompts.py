@@ -23,11 +23,11 @@ _END_CHARS = 128  # more than a template writes after the last message
 
 
 class Model(Protocol):
-    """What prompts depend on."""
+    """The part of a served model that prompts depend on."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the served model."""
+        """The tokenizer of the served model."""
         ...
 
     @property
@@ -75,7 +75,7 @@ def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) ->
 def predicted_text(
     prediction: Prediction | None, tokenizer: Tokenizer, max_model_len: int
 ) -> PredictedText | None:
-    """What the answer is predicted to be, ready to be drafted from; None: nothing.
+    """Return the predicted text of the answer, ready to be drafted from; None if there is none.
 
     Raises:
         InvalidRequest: it is longer than any answer can be.

@@ -30,7 +30,7 @@ _SAFE_PARAM = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 
 
 class RequestRecord(Sink):
-    """What becomes of one HTTP request; the sink of its choices' observers.
+    """The record of one HTTP request, and the sink of its choices' observers.
 
     Args:
         request_id: its `x-request-id`.
@@ -52,7 +52,7 @@ class RequestRecord(Sink):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the HTTP request, names in lower case."""
+        """Headers of the HTTP request, names in lower case."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
 
     def start(

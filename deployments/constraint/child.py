@@ -68,7 +68,7 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class Child(Generic[Loaded]):
-    """What a child has when it is ready to serve; `loaded` is what it serves with."""
+    """The parts of a child that is ready to serve; `loaded` is the object that it serves with."""
 
     link: socket.socket
     frames: FrameReader

@@ -25,7 +25,7 @@ _ENDED_ITSELF = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS})
 
 @dataclass(frozen=True)
 class ForkLimits:
-    """What one piece of work may take."""
+    """Limits of one piece of work."""
 
     cpu_s: float
     memory_mb: int  # beside what this process has
@@ -34,7 +34,7 @@ class ForkLimits:
 
 @dataclass(frozen=True)
 class ForkEnd:
-    """How work ended.
+    """The end of a piece of work.
 
     `result`: what it returned, b"" when it was ended or failed. `status`: exit status, or minus the
     signal. `is_late`: it was ended for its wall-clock time.
@@ -47,18 +47,18 @@ class ForkEnd:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it ended its process by a fault of its own, other than for want of memory."""
+        """True if it ended its process by a fault of its own, other than for want of memory."""
         return -self.status in _ENDED_ITSELF - {signal.SIGABRT} or self.status == 1
 
     @property
     def is_costly(self) -> bool:
-        """Whether it took too much, or ended its process: its own doing, unless it is late."""
+        """True if it took too much or ended its process, unless it is late."""
         ended = self.status == -signal.SIGPROF or -self.status in _ENDED_ITSELF or self.status > 0
         return not self.result and not self.is_late and ended
 
     @property
     def used_up_cpu(self) -> bool:
-        """Whether it was ended for its CPU time."""
+        """True if it was ended for its CPU time."""
         return self.status == -signal.SIGPROF
 
 

@@ -1,13 +1,13 @@
-"""How much memory a constraint child has, and what it gives up before that is spent.
+"""Watches the memory of a constraint child, and frees parts of it before the limit.
 
-A child that reaches its limit is ended by the allocator, with every matcher in it. So it gives up
-what can be made again long before: first compiled grammars that no session uses, then grammars
-with their sessions, whose routers open and replay them on a fresh lexer; and compiles nothing new
-where neither makes enough room. Marks are shares of what the limit leaves above the memory that
-the tokenizer takes.
+A child that reaches its limit is ended by the allocator, with every matcher in it. So it frees the
+parts that can be made again long before: first compiled grammars that no session uses, then
+grammars with their sessions, whose routers open and replay them on a fresh lexer. It compiles
+nothing new if neither makes enough room. Marks are shares of the memory between the tokenizer's and
+the limit.
 
-Resident memory is what counts: freed memory is handed back to the system first (glibc keeps it
-else). Where /proc is missing, nothing is measured and the limit itself is all there is.
+Resident memory counts: freed memory is handed back to the system first (glibc keeps it else). If
+/proc is missing, nothing is measured and only the limit itself remains.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def resident_bytes() -> int:
 
 
 def data_bytes() -> int:
-    """What counts against RLIMIT_DATA; 0 where that cannot be known."""
+    """Return the bytes that count against RLIMIT_DATA; 0 if they cannot be known."""
     return _statm(_DATA)
 
 

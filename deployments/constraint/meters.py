@@ -1,4 +1,4 @@
-"""What a replica of Constraint measures. Names begin with `outrider:`, vLLM has none for these."""
+"""Metrics of a replica of Constraint. Names begin with `outrider:`, vLLM has none for these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the constraint service's parent and its child processes share: config, frames, progress.
+"""Shared by the constraint service's parent and its child processes: config, frames, progress.
 
 A frame is a little-endian 32-bit length and a msgpack array. Parent to child: first the
 `ConstraintConfig` (alone, not an array), then arrays of requests: `ConstraintRequest` to a child
@@ -115,7 +115,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a text goes with its grammar; see `models.grammar.check.Checked`."""
+    """The length to which a text obeys its grammar; see `models.grammar.check.Checked`."""
 
     num_bytes: int
     may_end: bool
@@ -124,7 +124,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
-    """How a trial ended, and what it took.
+    """The end of a trial, and its cost.
 
     `compiled`: within the limits; `refused`: by the compiler, `message` says why; `costly`: over
     the limit on CPU time or memory, or it ended its process: `message` says which; `failed`: for
@@ -195,7 +195,7 @@ class FrameReader:
         return ready
 
     def take(self) -> list[bytes] | None:
-        """What one read brings, maybe no whole frame; None when the other side has closed."""
+        """Read once and return the whole frames, maybe none; None if the other side has closed."""
         return self.ready() if self._receive() else None
 
     def _receive(self) -> bool:
@@ -206,7 +206,7 @@ class FrameReader:
 
 @dataclass(frozen=True)
 class Work:
-    """What one thread of a child is working on: the number of a request, None when it is idle."""
+    """The request that one thread of a child works on; its number is None if it is idle."""
 
     num_begun: int  # requests so far
     number: int | None
@@ -215,7 +215,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a child is."""
+    """The progress of a child."""
 
     num_taken: int  # requests read from the socket
     serving: Work  # of the thread that answers
@@ -245,7 +245,7 @@ class Lane:
 
     @classmethod
     def read(cls, page: mmap.mmap, start: int) -> Work:
-        """What the thread is working on (parent side)."""
+        """Read the request that the thread works on (parent side)."""
         num_begun, number, cpu_ns = cls._WORDS.unpack_from(page, start)
         return Work(num_begun, number - 1 if number else None, cpu_ns)
 

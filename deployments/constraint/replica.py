@@ -196,7 +196,7 @@ class ConstraintReplica:
 
 
 def workers_config(service: GrammarServiceConfig, model_path: str) -> ConstraintConfig:
-    """What the children need, from the service's tree and the target's checkpoint."""
+    """Return the children's config, from the service's tree and the target's checkpoint."""
     return children_config(
         service,
         tokenizer_path=model_path,

@@ -59,15 +59,18 @@ _Answer = RewardScored | RewardRefused
 
 @dataclass
 class _Known:
-    """What is known of a reward. `cpu_s`: the most that a fork with one question took; None: it was
-    in none, or in one with others that was ended."""
+    """The known cost of a reward.
+
+    `cpu_s` is the most that a fork with one question took. It is None if the reward was in no fork,
+    or only in an ended one with others.
+    """
 
     span: Span
     cpu_s: float | None = None
 
     @property
     def is_joined(self) -> bool:
-        """Whether its questions may share a fork."""
+        """True if its questions may share a fork."""
         is_short = self.cpu_s is not None and self.cpu_s <= _SHORT_CPU_S
         return is_short and self.span.reach is not Reach.CODE
 
@@ -133,7 +136,7 @@ class _RewardServer:
             self._num_taken += 1
 
     def _work(self, digest: bytes, question: RewardScore) -> float:
-        """What it takes to answer a question here; inf: too much, or nobody knows."""
+        """Return the work to answer a question here; inf if it is too much or unknown."""
         span = self._known[digest].span
         if span.reach is not Reach.BOUNDED:
             return math.inf
@@ -187,7 +190,10 @@ class _RewardServer:
         return may_be and self._refusal(asked) is None
 
     def _of(self, asked: _Asked) -> _Known:
-        """What is known of its reward, which others may have pushed out since it was taken."""
+        """Return the known cost of its reward.
+
+        Others may have pushed it out since it was taken.
+        """
         if (known := self._known.get(asked.digest)) is None:
             known = self._known[asked.digest] = _Known(span_of(asked.question.reward))
         return known
@@ -214,7 +220,7 @@ class _RewardServer:
         )
 
     def _answers(self, batch: list[_Asked]) -> bytes:
-        """What the fork does; the answers, encoded."""
+        """Answer the questions in the fork, and encode the answers."""
         self._child.link.close()
         rewards = self._child.loaded
         return msgspec.msgpack.encode([_answer(rewards, asked.question) for asked in batch])

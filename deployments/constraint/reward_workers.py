@@ -45,7 +45,7 @@ class RewardWorkers:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, while there is one."""
+        """The process id of the child, while there is one."""
         return None if self._child is None else self._child.pid
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Which grammars may be served: trials in the canary, whose turn is next, what is remembered.
+"""Decides which grammars may be served: trials in the canary, their order, and their results.
 
 A grammar that was not served before is compiled in a process of its own first, twice at most. The
 first trial is short: `_FIRST_CPU_S` and a little for each byte, in which almost every ordinary

@@ -58,7 +58,7 @@ _LAST_BACKOFF_S = 5.0
 def children_config(
     service: GrammarServiceConfig, *, tokenizer_path: str, vocab_size: int, eos_ids: tuple[int, ...]
 ) -> ConstraintConfig:
-    """What the children of a replica with these settings need.
+    """Return the config for the children of a replica with these settings.
 
     Raises:
         ValueError: a value is out of range.
@@ -132,7 +132,7 @@ class ConstraintWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that run now: those that hold sessions in order, the canary last."""
+        """Process ids of the running children: those with sessions in order, the canary last."""
         return [child.pid for child in self._children if child and child.pid]
 
     async def start(self) -> None:

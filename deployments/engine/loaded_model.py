@@ -89,7 +89,7 @@ class LoadedModel:
 
     @property
     def grant(self) -> LeaseGrant:
-        """Where its leader is reached, and what it serves."""
+        """The address of its leader, and the model that it serves."""
         assert self._grant is not None, "the leader grants leases once it is loaded"
         return self._grant
 
@@ -135,7 +135,7 @@ class LoadedModel:
 
     @property
     def pool(self) -> EnginePool:
-        """Where it is leased from inside the replica."""
+        """The pool that leases it from inside the replica."""
         if self._links is None:
             self._links = LinkClient(high_water_mark=self._link.high_water_mark)
         return OwnPool(self.grant, self._lease_here, self._links, (RayError, RuntimeError))

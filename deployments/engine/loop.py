@@ -35,7 +35,7 @@ _REFUSALS = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError
 
 
 class Engine(Protocol):
-    """What the loop needs of `models.engine.draft` and `models.engine.target`."""
+    """The part of `models.engine.draft` and `models.engine.target` that the loop needs."""
 
     def submit(self, message: EngineRequest, reply_to: object) -> None:
         """Take a message; its replies come out of later steps, addressed to `reply_to`."""
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """True if `step` would do something."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Engine(Protocol):
         ...
 
     def wait_s(self, now: float) -> float:
-        """How long the next step should still wait for more sessions to arrive, seconds."""
+        """Return how long the next step should still wait for more sessions to arrive, seconds."""
         ...
 
     def idle_s(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Engine(Protocol):
         ...
 
     def load(self) -> EngineLoad:
-        """How full and how busy the engine is."""
+        """Return the engine's load: its sessions, blocks and times."""
         ...
 
     def close(self, session_id: str) -> None:
@@ -73,7 +73,7 @@ class Engine(Protocol):
 
 
 class EnginePort(Protocol):
-    """Where an engine's messages come from and go to."""
+    """The source and destination of an engine's messages."""
 
     def receive(self, timeout_s: float) -> Iterable[tuple[object, EngineRequest]]:
         """Messages with who sent them; waits up to `timeout_s` for the first, or for `wake`."""

@@ -1,8 +1,8 @@
-"""What a replica of Target or Draft measures, and what it reports to Serve to scale by.
+"""Metrics of a replica of Target or Draft, and its reports to Serve for scaling.
 
-Names are vLLM's where vLLM has one and it means the same here; what vLLM has no word for begins
-with `outrider:`. Requests are counted by routers alone (`ingress.metrics`), so that a sum over all
-processes counts each of them once; engines count sessions.
+Names are vLLM's if vLLM has one and it means the same here; other names begin with `outrider:`.
+Only routers count requests (`ingress.metrics`), so that a sum over all processes counts each of
+them once; engines count sessions.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EngineMeters:
 
 
 class EngineReport:
-    """What an engine's replica reports to Serve to scale by; see `scaling` for the names.
+    """An engine replica's report to Serve for scaling; see `scaling` for the names.
 
     The busy share counts from one report to the next, so that no pass is missed and none counts
     twice, however rarely Serve asks.

@@ -49,7 +49,7 @@ LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank reports once its model, or its share, is loaded."""
+    """A rank's report once its model, or its share, is loaded."""
 
     grant: LeaseGrant | None  # followers have nothing to grant
     load_s: float
@@ -64,7 +64,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Where a rank's process runs."""
+    """The place of a rank's process."""
 
     node_id: str
     pid: int
@@ -222,7 +222,7 @@ class Rank:
 
     @ray.method(concurrency_group="control")
     def place(self) -> RankPlace:
-        """Where this process runs."""
+        """Return the place of this process."""
         return RankPlace(
             node_id=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),

@@ -88,7 +88,7 @@ class RankGroup:
 
     @property
     def places(self) -> list[RankPlace]:
-        """Where the ranks run, in order; empty before `start`."""
+        """The places of the ranks, in order; empty before `start`."""
         return self._places
 
     @property
@@ -198,7 +198,7 @@ class RankGroup:
 
 
 def stall_complaint(model: ModelConfig, stats: LoopStats, still_s: float) -> str:
-    """What is wrong with a leader whose loop has not turned for `still_s` seconds, or ""."""
+    """Return the fault of a leader whose loop has not turned for `still_s` seconds, or ""."""
     if stats.is_stepping:
         if stats.step_age_s <= model.step_timeout_s:
             return ""

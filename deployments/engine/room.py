@@ -1,7 +1,7 @@
-"""Whether a model has room beside those that are in memory already.
+"""Checks that a model has room beside those that are in memory already.
 
-Weights and KV blocks are counted, and nothing besides: what is refused here would not fit, or would
-have the system end processes of the models that serve; what is not may still be too much.
+Only weights and KV blocks are counted. A refused model would not fit, or would make the system end
+processes of the models that serve; an accepted one may still be too much.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _free_bytes(device: str) -> int | None:
 
 
 def free_of_node(meminfo: Path) -> int | None:
-    """What processes of the node may still take, bytes; None: the system does not say."""
+    """Return the bytes that the node's processes may still take; None if they are not known."""
     with contextlib.suppress(OSError, ValueError):
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

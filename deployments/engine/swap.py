@@ -50,7 +50,7 @@ class DraftModel(Protocol):
 
     @property
     def pool(self) -> EnginePool:
-        """Where it is leased for a replay."""
+        """The pool that leases it for a replay."""
         ...
 
     @property
@@ -80,7 +80,7 @@ Model = TypeVar("Model", bound=DraftModel)
 
 @dataclass(slots=True)
 class SwapState:
-    """Where a swap is, and what the models said of the texts that both were asked about."""
+    """The phase of a swap, and the counts of both models on the same texts."""
 
     phase: SwapPhase = "none"
     old: ReplayCounts = field(default_factory=ReplayCounts)

@@ -1,4 +1,4 @@
-"""What is seen of a swap of the draft model: where it is, and what both models said."""
+"""Metrics of a swap of the draft model: its phase, and the counts of both models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many sessions one router runs at once, how many may wait for that, and for how long.
+"""Limits how many sessions a router runs at once, how many may wait, and for how long.
 
 First come, first served; a request for which there is no room is refused at once with
 `Overloaded`, so that a client or a load balancer can try elsewhere.

@@ -1,4 +1,4 @@
-"""What a router measures of look-aheads: what they cost, what they reach, how they fail."""
+"""Metrics of look-aheads: their costs, their results, their failures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a router measures of its requests, under vLLM's names where vLLM has one.
+"""Metrics of a router's requests, under vLLM's names if vLLM has one.
 
 The metrics are a sink of the observers of choices (`api.observer`). Names and units are those of
-vLLM's production metrics, so that its dashboards and tools work unchanged; what vLLM has no word
-for begins with `outrider:`.
+vLLM's production metrics, so that its dashboards and tools work unchanged; other names begin with
+`outrider:`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _State:
 
 
 class _Requests:
-    """How requests ended, and how long they and their tokens took."""
+    """The ends of requests, and the durations of requests and of their tokens."""
 
     def __init__(self, meters: Meters) -> None:
         self.success = meters.counter(
@@ -104,7 +104,7 @@ class _Tokens:
 
 
 class _Speculation:
-    """What speculation did for these requests."""
+    """The effects of speculation on these requests."""
 
     def __init__(self, meters: Meters) -> None:
         self._drafts = meters.counter("vllm:spec_decode_num_drafts", "Rounds with a draft")
@@ -190,7 +190,7 @@ class RequestMetrics(Sink):
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many requests run and wait now."""
+        """The numbers of requests that run and wait now."""
         return self._state.num_running, self._state.num_waiting
 
     def set_refused(self, is_refused: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a router's planner does, as metrics and as a line in the log: k, round times, the gain.
+"""Shows a router's planner as metrics and as a line in the log: k, round times, the gain.
 
 The gain is measured and not computed: the planner makes a small share of rounds without drafts, as
 a control, and sums tokens and time of both sorts by task class. A gain of 1.3 says that a session
@@ -164,7 +164,7 @@ class PlanningMetrics:
         return max(0.0, grown_ms) / 1e3
 
     def _grown(self, key: tuple[str, ...], total: int) -> int:
-        """By how much a total has grown since it was last asked for; 0 where it has fallen."""
+        """Return the growth of a total since the last call; 0 if it has fallen."""
         grown = total - self._counted[key]
         self._counted[key] = total
         return max(0, grown)

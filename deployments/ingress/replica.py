@@ -86,7 +86,7 @@ class Router:
         ]
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """What Serve serves (late-bound ingress)."""
+        """Return the app that Serve serves (late-bound ingress)."""
         return create_app(self._service.http, sends_request_id=False)  # the proxy does
 
     async def reconfigure(self, user_config: Any, rank: ReplicaRank) -> None:
@@ -117,7 +117,7 @@ class Router:
         return serve.get_replica_context().replica_id.unique_id, text
 
     async def health_status(self) -> HealthStatus:
-        """What GET /health of this replica says, for the monitor."""
+        """Return this replica's answer to GET /health, for the monitor."""
         return await self._service.http.health_status()
 
     async def __del__(self) -> None:

@@ -1,4 +1,7 @@
-"""From the router's config and pools to what the HTTP routes need. Neither Ray nor sockets."""
+"""Builds the service of the HTTP routes from the router's config and pools.
+
+It knows neither Ray nor sockets.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ _NOWHERE = MetricsElsewhere()
 
 
 class RouterService:
-    """What a router serves, over given pools. Make it in the event loop that will serve.
+    """The service of a router over given pools. Make it in the event loop that will serve.
 
     Args:
         config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
@@ -182,7 +185,7 @@ class RouterService:
 def served_model(
     config: RouterConfig, tokenizer: Tokenizer, *, created: int, drafters: tuple[str, ...] = ()
 ) -> ServedModel:
-    """What the routes know of the model and its limits.
+    """Return the model and its limits, as the routes know them.
 
     Args:
         config: a resolved one.

@@ -139,7 +139,7 @@ class _ChoiceSpans(Sink):
 
 
 def request_spans(endpoint: str, model_name: str) -> RequestSpans | None:
-    """What makes spans and sends them to an OTLP endpoint over HTTP; None: no endpoint is set.
+    """Return a maker of spans that sends them to an OTLP endpoint over HTTP; None without one.
 
     Raises:
         ValueError: the packages that this takes are not installed.

@@ -23,7 +23,7 @@ _LINE_PERIOD_S = 60.0
 
 @dataclass(slots=True)
 class _Sums:
-    """Since the last line."""
+    """The sums since the last line."""
 
     num_finished: int = 0
     num_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What both ends of a link share: frames, keys, and who may connect.
+"""Shared by both ends of a link: frames, keys, and the right to connect.
 
 A link is a ZMQ connection, DEALER at the asking end (`client`) and ROUTER at the serving end
 (`server`), encrypted and authenticated by CURVE. A frame is one ZMQ message: the msgpack

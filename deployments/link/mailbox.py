@@ -55,7 +55,7 @@ class Mailbox(Generic[Reply]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether `mark_lost` was called."""
+        """True if `mark_lost` was called."""
         return self._lost is not None
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""How an engine's thread asks constraint services for masks: a `MaskSource` over links.
+"""Asks constraint services for masks in an engine's thread: a `MaskSource` over links.
 
 One DEALER socket per constraint endpoint, shared by all sessions there, one CURVE key for all;
 routers introduce that key to the constraint service (`GrammarOpen.peers`). All requests of one

@@ -163,7 +163,7 @@ class AsyncLinkServer(_Bound[Request]):
 
     @property
     def is_receiving(self) -> bool:
-        """Whether messages are still taken; False after an error in taking them."""
+        """True if messages are still taken; False after an error in taking them."""
         return self._receiving is not None and not self._receiving.done()
 
     def reply(self, peer: Peer, message: Any) -> None:

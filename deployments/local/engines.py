@@ -1,4 +1,4 @@
-"""From a config to engines, grammars and router in this process; what `deployments.llm` runs.
+"""Builds engines, grammars and router in this process from a config, for `deployments.llm`.
 
 Draft and target are stepped by turns in the event loop that uses them (`inline.py`): the draft
 first, so that one pass of the target verifies the drafts of all sessions.
@@ -90,7 +90,7 @@ class LocalEngines:
         self.generator = SpeculativeGenerator(services, max_model_len=config.router.max_model_len)
 
     def loads(self) -> dict[str, EngineLoad]:
-        """How full and how busy the engines are, by the name of their section."""
+        """Return the load of the engines, by the name of their section."""
         return {name: pool.engine.load() for name, pool in self._pools.items()}
 
     async def close(self) -> None:

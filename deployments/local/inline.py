@@ -177,7 +177,7 @@ class InlineDevice:
         self._has_room = False
 
     def _expects_more(self) -> bool:
-        """Whether a session waits for no engine: one may draft beside what it has verified."""
+        """Return whether a session waits for no engine; it may draft beside its verified tokens."""
         if self._has_room:
             return True
         busy = set().union(*(pool.busy for pool in self._pools))

@@ -29,7 +29,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What a coroutine returns or raises.
+        """Run a coroutine; return its result or raise its error.
 
         An interrupt of the caller (Ctrl-C) cancels it, waits until it has ended, and goes on.
         """

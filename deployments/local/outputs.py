@@ -1,7 +1,7 @@
-"""What the Python API returns, in the shapes and names that vLLM's offline API has.
+"""Results of the Python API, in the shapes and names of vLLM's offline API.
 
-Beside these fields an output says what it was sampled with (`seed`) and an answer to a prompt what
-speculation did for it (`metrics`, of all its choices together).
+An output also has its `seed`, and an answer to a prompt the speculation figures of all its choices
+together (`metrics`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from router.types import (
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """What one token was given: log-softmax of the logits before any processor."""
+    """The probability of one token: log-softmax of the logits before any processor."""
 
     logprob: float
     rank: int  # 1 for the likeliest

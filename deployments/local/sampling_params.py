@@ -25,7 +25,7 @@ _NAMES = tuple(name for name in CompletionRequest.model_fields if name not in _N
 
 
 class SamplingParams:
-    """How answers are sampled: the fields of POST /v1/completions but prompt, echo and stream.
+    """The way answers are sampled: the fields of POST /v1/completions but prompt, echo and stream.
 
     `structured_outputs={"json": Model}` may name a pydantic class in place of its schema.
 
@@ -104,7 +104,10 @@ def _as_json(name: str, value: object) -> str:
 
 
 def _schema_of(value: object) -> object:
-    """What JSON has in place of a value that it has not: the schema of a pydantic class."""
+    """Return a JSON value for one that JSON does not have.
+
+    It is the schema of a pydantic class.
+    """
     if isinstance(value, type) and hasattr(value, "model_json_schema"):
         return value.model_json_schema()
     raise TypeError(f"must be a value that JSON has, got {type(value).__name__}")

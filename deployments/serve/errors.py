@@ -1,4 +1,4 @@
-"""What a call to a replica may raise, and how to say it in one line."""
+"""Errors that a call to a replica may raise, and a line that describes each."""
 
 from __future__ import annotations
 

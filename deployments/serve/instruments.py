@@ -24,7 +24,7 @@ LEASES = ("outrider:leases", "Sessions that hold a place on the replica")  # of 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What an instrument is, for Prometheus and for a mirror alike.
+    """The declaration of an instrument, for Prometheus and for a mirror alike.
 
     Attributes:
         kind: of instrument.
@@ -58,7 +58,7 @@ class _Instrument:
         self._known: dict[tuple[tuple[str, str], ...], tuple[Any, dict[str, str]]] = {}
 
     def _series(self, labels: Labels) -> tuple[Any, dict[str, str]]:
-        """What to record in here, and all labels as the twin takes them."""
+        """Return the series to record in here, and all labels as the twin takes them."""
         key = tuple(labels.items())
         if (known := self._known.get(key)) is None:
             tags = {**self._fixed, **labels}

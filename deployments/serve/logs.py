@@ -1,9 +1,9 @@
-"""Where our log lines go, and in which form: that of Serve, in every process of ours.
+"""Writes our log lines in Serve's place and form, in every process of ours.
 
 A replica's lines join those of Serve itself (`logging_config` of the config file: JSON or text,
-level), with the request's id where there is one. Ranks are plain actors, so they write to their own
-stderr, which Ray keeps in a file per process, in the same form. What a line is about is in its
-`extra`: ids, counts, reasons of our own. Never a key, a prompt or a completion.
+level), with the request's id if there is one. Ranks are plain actors, so they write to their own
+stderr, which Ray keeps in a file per process, in the same form. The subject of a line is in its
+`extra`: ids, counts, reasons of our own. A line never has a key, a prompt or a completion.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def join_serve() -> None:
 
 
 def is_json() -> bool:
-    """Whether this Serve replica writes its log file as JSON."""
+    """Return whether this Serve replica writes its log file as JSON."""
     targets = [
         handler.target if isinstance(handler, MemoryHandler) else handler
         for handler in logging.getLogger(SERVE_LOGGER).handlers

@@ -40,7 +40,7 @@ class ReplicaPages:
 
 
 async def text_of(handles: Iterable[DeploymentHandle[Any]], *, timeout_s: float) -> bytes:
-    """What `metrics_page` of every replica says in time, labelled by replica. Never raises."""
+    """Return the `metrics_page` of every replica that answers in time, by replica. Never raises."""
     asked = (answers_of(handle, "metrics_page", timeout_s=timeout_s) for handle in handles)
     pages: list[Page] = [page for pages in await asyncio.gather(*asked) for page in pages]
     return await asyncio.to_thread(merged, pages)  # about a millisecond for each of them
@@ -70,9 +70,9 @@ class _Families(Collector):
 
 
 async def answers_of(handle: DeploymentHandle[Any], method: str, *, timeout_s: float) -> list[Any]:
-    """What a method of each replica returns, of those that answer in time. Never raises.
+    """Return the results of a method of each replica that answers in time. Never raises.
 
-    A broadcast stands in no queue of Serve's, so it is answered where the deployment is full too.
+    Broadcasts bypass Serve's queue, so they are answered even if the deployment is full.
     """
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     asked = handle.broadcast(method)

@@ -22,7 +22,10 @@ def json_formatter() -> logging.Formatter:
 
 
 def writes_json(handler: logging.Handler) -> bool:
-    """Whether a handler of Serve's writes JSON lines. In public only the config given says so."""
+    """Return whether a handler of Serve's writes JSON lines.
+
+    In public only the given config says so.
+    """
     return isinstance(handler.formatter, JSONFormatter)
 
 
@@ -43,7 +46,7 @@ async def replica_results(broadcast: Any) -> list[Any]:
 
 
 def root_url(app_name: str) -> str:
-    """Where an application is reached through Serve's HTTP proxy, without a slash at the end.
+    """Return the URL of an application through Serve's HTTP proxy, without a slash at the end.
 
     There is no public way to ask for it. Blocks: it asks Serve's controller.
     """

@@ -79,13 +79,13 @@ def _command(pid: int) -> Sequence[str]:
 
 
 def _is_serve_run(words: Sequence[str]) -> bool:
-    """Whether these are the words of `serve run`, as the shell or Python starts it."""
+    """Return whether these are the words of `serve run`, as the shell or Python starts it."""
     names = [Path(word).name for word in words]
     return ("serve", "run") in itertools.pairwise(names)
 
 
 def _serves_something() -> bool:
-    """Whether any application of the cluster has replicas of a Router."""
+    """Return whether any application of the cluster has replicas of a Router."""
     from ray import serve  # ranks import this package, and Serve would cost each of them 40 MB
 
     applications = serve.status().applications.values()

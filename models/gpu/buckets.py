@@ -1,7 +1,5 @@
 """Chooses the sizes of pass that are captured as CUDA graphs, and each pass's graph. Plain ints.
 
-Plain ints.
-
 A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has
 a number of rows and a bound on the rows of one session, which kernels choose their tiles by: 1 for
 draft and decode steps, `VERIFY_ROWS` for verify rounds. Sizes of these are spaced so that a pass is

@@ -29,8 +29,6 @@ def forced_tokens(
 ) -> Forced:
     """Return up to `max_tokens` tokens that are forced next. The work is bounded like a mask's.
 
-    The work is bounded as that of a mask is.
-
     Args:
         matcher: at the end of the text; it is moved, so a copy.
         tokenizer: of the matcher.

@@ -58,7 +58,7 @@ def check_number(content: Any, where: str = "") -> None:
 
 @dataclass(slots=True)
 class Said:
-    """What an assistant's content holds, in order."""
+    """The parts of an assistant's content, in order."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ def thought_in(value: Any, depth: int = _MAX_NESTED) -> str:
 
 
 def result_text(content: Any, depth: int = _MAX_NESTED) -> str:
-    """What a tool returned, as text: parts line by line, other values as JSON.
+    """Return a tool's result as text: parts line by line, other values as JSON.
 
     The model is told of a picture or a sound that it cannot be shown, because an empty result would
     be another one.

@@ -42,7 +42,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "
 
 
 class CarriedResult(BaseModel):
-    """What a tool returned, in a turn of the user."""
+    """A tool's result in a turn of the user."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -106,7 +106,7 @@ _WRITTEN_CONTENT = {
 
 
 def _as_read(schema: dict[str, Any]) -> None:
-    """What the page says of a turn: all that is asked of it."""
+    """Describe a turn for the page of routes: only what the server requires of it."""
     written = {"properties": {"role": {"enum": ["system", "developer", "user"]}}}
     schema["properties"] = {
         "role": {"enum": list(ROLES)},

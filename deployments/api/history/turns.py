@@ -1,7 +1,7 @@
-"""From the messages of a request to the turns that a chat template is given.
+"""Turns the messages of a request into the turns that a chat template is given.
 
-Results find their calls by the id, or where that is lost by the name or the order; a result whose
-call is not in the conversation any more stands for itself.
+Results find their calls by the id or, if that is missing, by the name or the order. A result whose
+call is no longer in the conversation stands for itself.
 """
 
 from __future__ import annotations

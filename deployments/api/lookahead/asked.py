@@ -1,8 +1,9 @@
-"""From a body's `lookahead` to the router's settings; what does not go with it is refused by name.
+"""Turns a body's `lookahead` into the router's settings; fields that conflict are refused by name.
 
 Candidates are the likeliest tokens that the grammar allows, before any other processor: they know
-no penalty and no bias. And the text is not the target's own, so nothing that explains that is told.
-Choices are masked, as they are beside tools: there is no weighing what a reward decides.
+no penalty and no bias. The text is not the target's own, so fields that explain the target's text
+are refused. Choices are masked, as they are beside tools, because a reward's decision cannot be
+weighed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LEFT_ALONE_IN_SPECULATION = ("enabled", "k", "verification", "details", "compar
 def lookahead_of(
     request: GenerationFields, tokenizer: Tokenizer, after: Sequence[int]
 ) -> LookaheadSettings | None:
-    """What the request asks for; None: nothing.
+    """Return the look-ahead that the request asks for; None if there is none.
 
     Args:
         request: the body.
@@ -98,7 +99,7 @@ def _reward(asked: LookaheadOptions) -> str:
 def text_reader(
     tokenizer: Tokenizer, after: Sequence[int] = (), shown_ids: Collection[int] = ()
 ) -> Callable[[Sequence[int]], str]:
-    """What gives the text of generated tokens.
+    """Return a function that gives the text of generated tokens.
 
     Args:
         tokenizer: of the model.

@@ -36,7 +36,7 @@ RewardField = Annotated[
 
 
 class LookaheadOptions(StrictFields):
-    """How look-ahead decoding steers a text. Not exact: the text is another one than without."""
+    """Options of look-ahead decoding, which steers a text. Not exact: it changes the text."""
 
     method: Literal["cdsl", "cdlh", "off"]
     reward: RewardField | None = None  # required unless off

@@ -48,7 +48,7 @@ def _messages(content: Any) -> list[Item]:
 
 
 def _has_content(item: Any) -> bool:
-    """Whether it is an item with an id, and no mere reference to one."""
+    """Return whether it is an item with an id, and not a mere reference to one."""
     return (
         isinstance(item, dict)
         and isinstance(item.get("id"), str)

@@ -42,7 +42,7 @@ class OutputItems:
 
     @property
     def kind(self) -> Kind | None:
-        """What the item that grows is; None: none does."""
+        """The kind of the item that grows; None if there is none."""
         return self._kind
 
     def taken(self) -> list[Event]:

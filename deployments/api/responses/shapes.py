@@ -71,13 +71,13 @@ def _only_function(content: Any) -> Any:
 
 
 def is_other_tool(content: Any) -> bool:
-    """Whether it is a tool of a kind that is not served: it would run in the server."""
+    """Return whether it is a tool that would run in the server, which is not served."""
     kind = content.get("type") if isinstance(content, dict) else None
     return isinstance(kind, str) and kind != "function"
 
 
 def _choice(content: Any) -> str:
-    """As a chat's `tool_choice` is read: a word, or with the names of functions."""
+    """Read it like a chat's `tool_choice`: a word, or one with the names of functions."""
     content = without_nulls(content)
     if content in ("none", "auto", "required"):
         return str(content)
@@ -133,14 +133,14 @@ class TextFormat(StrictFields):
 
 
 class TextOptions(StrictFields):
-    """How the text of the answer is to be."""
+    """Options for the text of the answer."""
 
     format: TextFormat = Field(default_factory=TextFormat)
     verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(StrictFields):
-    """How much the model is to think. No summary is written: the reasoning itself is there."""
+    """Options for reasoning. No summary is written, because the reasoning itself is there."""
 
     ignored = frozenset({"summary", "generate_summary", "context"})
 
@@ -148,7 +148,7 @@ class ReasoningOptions(StrictFields):
 
 
 class ResponsesStreamOptions(StrictFields):
-    """What a stream carries besides text."""
+    """Options for a stream's events besides text."""
 
     include_obfuscation: bool = False
 

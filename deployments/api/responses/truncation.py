@@ -64,6 +64,6 @@ def _prepared(chat: ChatCompletionRequest, model: ServedModel, request_id: str) 
 
 
 def _has_room(prepared: Prepared, chat: ChatCompletionRequest, model: ServedModel) -> bool:
-    """Whether the answer may be as long as was asked for, unless no conversation lets it."""
+    """Return whether the requested length fits, or is more than any conversation allows."""
     asked = chat.max_completion_tokens
     return asked is None or asked >= model.max_model_len or prepared[0].max_tokens >= asked

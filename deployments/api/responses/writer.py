@@ -57,7 +57,7 @@ class ResponsesWriter:
 
     @property
     def head(self) -> AnswerHead:
-        """What it was made for."""
+        """The head that it was made for."""
         return self._head
 
     async def add(self, index: int, delta: Delta) -> None:

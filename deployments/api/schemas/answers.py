@@ -43,7 +43,7 @@ class Answer(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """Where the prompt's tokens came from."""
+    """The sources of the prompt's tokens."""
 
     cached_tokens: int  # found in the target's prefix cache when the request was admitted
 
@@ -57,7 +57,7 @@ class TokenCounts(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What became of the tokens that were drafted from a `prediction`, in all rounds.
+    """The outcome of tokens that were drafted from a `prediction`, in all rounds.
 
     A token that was rejected in several rounds counts in each. They cost time and are not part of
     `completion_tokens`.
@@ -75,7 +75,7 @@ class Usage(TokenCounts):
 
 
 class LookaheadUsage(BaseModel):
-    """What look-ahead decoding cost, and what came of it."""
+    """The costs and results of look-ahead decoding."""
 
     target_passes: int  # verifications, and single steps of the text and of each roll-out
     draft_steps: int
@@ -95,7 +95,7 @@ class UsageWithLookahead(Usage):
 
 
 class DraftComparison(BaseModel):
-    """What one draft model would have drafted along the answer, each token given all before it."""
+    """The tokens that one draft model would draft along the answer, each given all before it."""
 
     num_tokens: int  # of the answer
     num_matched: int  # that it says as well
@@ -103,7 +103,7 @@ class DraftComparison(BaseModel):
 
 
 class SpeculativeDecoding(BaseModel):
-    """What speculation did, in vLLM's words.
+    """Figures of speculation, in vLLM's words.
 
     A step is a round that had a draft; without any (speculation off) the counts are 0, the rate
     is 0 and the length 1. `mean_acceptance_length` counts the target's own token of each step.
@@ -124,7 +124,7 @@ class SpeculativeDecoding(BaseModel):
 
 
 class RoundTimes(BaseModel):
-    """Where the request's rounds spent their time, milliseconds, summed over `num_rounds`."""
+    """The durations of the request's rounds, milliseconds, summed over `num_rounds`."""
 
     num_rounds: int
     draft_ms: float
@@ -147,7 +147,7 @@ class Metrics(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """Which function is to be called, and the JSON text of its arguments."""
+    """The function to call, and the JSON text of its arguments."""
 
     name: str
     arguments: str
@@ -230,7 +230,7 @@ class ToolCallDelta(TypedDict, total=False):
 
 
 class ChatDelta(TypedDict, total=False):
-    """What is new of a message: a role, some text, reasoning or a call, or nothing."""
+    """An addition to a message: a role, some text, reasoning or a call, or nothing."""
 
     role: str
     content: str | None
@@ -239,7 +239,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(BaseModel):
-    """What is new of a choice."""
+    """An addition to a choice."""
 
     index: int
     delta: ChatDelta

@@ -71,7 +71,7 @@ class Tested(TypedDict):
 
 
 class RoundTime(TypedDict):
-    """What a round took, by the names of `metrics.rounds`; `round_ms` is all of it together."""
+    """The durations of a round, by the names of `metrics.rounds`; `round_ms` is their total."""
 
     round_ms: float
     draft_ms: float

@@ -35,7 +35,7 @@ class GrammarCheckRequest(BodyFields):
 
 
 class GrammarCheckAnswer(Answer):
-    """How far the text goes.
+    """The length to which the text obeys the grammar.
 
     `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does; `stops_at`
     is the same where bytes are left, and null elsewhere. `may_end`: what goes is a whole text.

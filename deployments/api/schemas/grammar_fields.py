@@ -154,7 +154,7 @@ def naming_field(field: str | None = None, *of_lines: str) -> Iterator[None]:
 
 
 def naming_loosened(item: Delta | Finished, fields: Sequence[str]) -> Delta | Finished:
-    """What a text ends with, with the request's fields on what was loosened.
+    """Add the request's fields to the loosened parts at the end of a text.
 
     Args:
         item: of a text.

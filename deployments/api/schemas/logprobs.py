@@ -63,7 +63,7 @@ class TextLogprobs(TypedDict):
 
 
 class PromptLogprob(TypedDict):
-    """What a token of the prompt, or one that might have been in its place, was given."""
+    """The probability of a token of the prompt, or of another at its place."""
 
     logprob: float
     rank: int
@@ -74,7 +74,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; None for 
 
 
 class TokenName(NamedTuple):
-    """How answers call a token."""
+    """The names of a token in answers."""
 
     text: str
     key: str  # where names are keys
@@ -210,7 +210,7 @@ class PromptLogprobsJson:
 
 
 def prompt_offsets(prompt_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
-    """Where the text of each token of a prompt begins in `text`, the prompt as it was sent.
+    """Yield the offset of each prompt token's text in `text`, the prompt as it was sent.
 
     Special tokens have text there only where the client wrote them out.
     """

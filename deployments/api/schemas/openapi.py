@@ -1,4 +1,4 @@
-"""What GET /openapi.json says: every route, what it takes and how it answers (OpenAPI 3.1).
+"""Builds GET /openapi.json: every route, its bodies and its answers (OpenAPI 3.1).
 
 Bodies and answers are described by the very models that read and write them (`requests.py`,
 `answers.py`, `status.py`); the table below says which route has which. Source: OpenAPI

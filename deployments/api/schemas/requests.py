@@ -71,7 +71,7 @@ def _listed_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def _is_list_of(content: Any, kind: Any) -> bool:
-    """Whether it is a list, not empty, whose first item says that it is one of these."""
+    """Return whether it is a list, not empty, whose first item is of this kind."""
     if not isinstance(content, list) or not content:
         return False
     if kind is int:
@@ -95,7 +95,7 @@ Prompts = Annotated[
 
 
 class StreamOptions(StrictFields):
-    """What a stream carries besides text.
+    """Options for a stream's events besides text.
 
     As in vLLM, `continuous_usage_stats` asks for the usage at the end as well, unless that is
     refused, and then says nothing.
@@ -107,19 +107,19 @@ class StreamOptions(StrictFields):
 
     @property
     def asks(self) -> bool:
-        """Whether anything is asked for."""
+        """True if anything is asked for."""
         return self.include_usage or self.continuous_usage_stats or self.include_obfuscation
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the stream ends with an event that has the usage."""
+        """True if the stream ends with an event that has the usage."""
         return self.include_usage or (
             self.continuous_usage_stats and "include_usage" not in self.model_fields_set
         )
 
 
 class SpeculationOptions(StrictFields):
-    """Whether to draft ahead, how far, who drafts, and by which rule drafts are verified.
+    """Options for drafts: on or off, their length, the drafter, and the rule that verifies them.
 
     The distribution of the text never depends on it; with `coupled`, no text with a seed does.
     """
@@ -200,7 +200,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 class GenerationFields(BodyFields):
-    """What both routes understand."""
+    """The fields that both routes share."""
 
     ignored = IGNORED_FIELDS
     neutral = NEUTRAL_VALUES

@@ -49,7 +49,7 @@ class SamplingDefaults(Section):
         return self.model_dump(exclude_none=True)
 
     def __str__(self) -> str:
-        """For a log line."""
+        """Write it for a log line."""
         return ", ".join(f"{name} {value:g}" for name, value in self.given.items())
 
 

@@ -1,8 +1,8 @@
-"""What all parts of a request body have in common: strict types, no unknown fields.
+"""The base of all parts of a request body: strict types, no unknown fields.
 
-One rule for all of them, however deep: a field that is null is not there. It holds for the shapes
-of this server, not for what a client owns (schemas, arguments, metadata, variables), where a null
-means what the client means by it. A number such as 2.0 is an integer, as JSON has it.
+One rule holds for all of them at any depth: a null field is a missing field. It holds for the
+shapes of this server, not for the client's own objects (schemas, arguments, metadata, variables),
+in which a null has the client's meaning. A number such as 2.0 is an integer, as in JSON.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def without_nulls(value: Any, depth: int = 8) -> Any:
 
 
 def nests_deeper(value: Any, levels: int) -> bool:
-    """Whether JSON nests more than so many levels deep; not by recursion, it may be far more."""
+    """Return whether JSON nests more than so many levels deep, without recursion."""
     level = [value]
     for _ in range(levels):
         level = [

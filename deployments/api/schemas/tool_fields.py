@@ -40,7 +40,7 @@ _DEEPER: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(MAX_DEPT
 
 
 def is_deep(value: Any) -> bool:
-    """Whether JSON nests deeper than anything that walks it recursively should go."""
+    """Return whether JSON is nested too deep for recursive walks."""
     return nests_deeper(value, MAX_DEPTH)
 
 
@@ -82,7 +82,7 @@ class FunctionDefinition(StrictFields):
 
     @property
     def is_strict(self) -> bool:
-        """Whether the schema is served exactly or the request is refused."""
+        """True if the schema is served exactly or the request is refused."""
         return self.strict is True
 
 
@@ -142,8 +142,11 @@ def allowed_choice(mode: object, names: Sequence[object]) -> str | None:
 
 
 def mode_and_names(choice: str) -> tuple[str, tuple[str, ...]]:
-    """What a choice is made of: a word of `CHOICES`, or "" where one function must be called; and
-    the names of those that may be, none where all may."""
+    """Split a choice into its mode and the allowed names.
+
+    The mode is a word of `CHOICES`, or "" if a function must be called. Without names, all
+    functions are allowed.
+    """
     mode, _, names = choice.partition("=")
     return mode, tuple(filter(None, names.split(",")))
 

@@ -1,4 +1,4 @@
-"""What the config says of browsers and proxies between a client and the routes."""
+"""Settings for browsers and proxies between a client and the routes."""
 
 from __future__ import annotations
 

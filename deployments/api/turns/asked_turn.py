@@ -1,4 +1,4 @@
-"""What a chat request lets the assistant's turn be, and the grammar that sees to it.
+"""Reads the turn that a chat request asks of the assistant, and builds the grammar for it.
 
 Tools, a constraint on the answer and a block of reasoning in front are one grammar: a required or
 named call is all there may be; `auto` leaves text free, or to the request's own constraint, until a

@@ -64,18 +64,21 @@ class TurnWriter:
         return AssistantMessage(content=content)
 
     def first_delta(self) -> ChatDelta:
-        """What a stream begins with; as OpenAI has it, a turn of calls has no content."""
+        """Return the beginning of a stream.
+
+        As in OpenAI's API, a turn of calls has no content.
+        """
         is_calls = self._turn is not None and self._turn.must_call
         return {"role": "assistant", "content": None if is_calls else ""}
 
     def deltas(self, text: str) -> list[ChatDelta]:
-        """What further text of a stream adds to the message."""
+        """Return the additions to the message for further text of a stream."""
         if self._reader is None:
             return [{"content": text}] if text else []
         return self._joined(self._reader.push(text))
 
     def last_deltas(self) -> list[ChatDelta]:
-        """What was held back until the stream's end."""
+        """Return the deltas held back until the stream's end."""
         return [] if self._reader is None else self._joined(self._reader.end())
 
     def finish_reason(self, reason: FinishReason) -> ChatFinishReason:

@@ -1,8 +1,8 @@
-"""How likely each choice of a list was, in answers that are asked for it.
+"""Computes the probability of each choice of a list, for answers that ask for it.
 
-A choice of an answer has them, in a stream its event with the text. `logprob` is the model's of the
-choice's tokens and an end behind them, `probability` is that among the choices of the list: what
-a request at temperature 1 without truncation draws from.
+Each choice of an answer has them; a stream has them in its event with the text. `logprob` is the
+model's for the choice's tokens and an end after them. `probability` is its share among the choices
+of the list, from which a request at temperature 1 without truncation samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ChoiceProbability(BaseModel):
 
 
 class OfList(BaseModel):
-    """What a choice of an answer has beside its other fields."""
+    """Further fields of an answer's choice."""
 
     choice_probabilities: list[ChoiceProbability]  # in the list's order
 

@@ -17,7 +17,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class JsonItems:
-    """What is between the brackets of a JSON list; it grows, and encoded items never change."""
+    """The content of a JSON list between its brackets; it grows, and encoded items never change."""
 
     def __init__(self) -> None:
         self._full: list[bytes] = []
@@ -39,7 +39,7 @@ class JsonItems:
 
 
 def items_in_one(*parts: JsonItems) -> list[bytes]:
-    """What is between the brackets of a list of all their items, in order."""
+    """Return the content between the brackets of a list of all their items, in order."""
     chunks: list[bytes] = []
     for part in parts:
         own = part.chunks

@@ -46,7 +46,7 @@ async def disconnected(receive: Receive) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long a response waits.
+    """Time limits of a response.
 
     Attributes:
         send_timeout_s: for one write, before the client counts as gone. Through Serve's proxy no

@@ -27,7 +27,7 @@ from router.types import Delta, Finished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every answer and every event of one request repeats, and what it asked for."""
+    """The fields that every answer and event of a request repeats, and its options."""
 
     id: str
     created: int  # Unix time, seconds
@@ -48,7 +48,7 @@ class AnswerHead:
         return len(self.prompt_lens) * self.choices_per_prompt
 
     def prompt_of(self, choice: int) -> int:
-        """Which prompt a choice answers."""
+        """Return the number of the prompt that a choice answers."""
         return choice // self.choices_per_prompt
 
 
@@ -57,7 +57,7 @@ class Writer(Protocol):
 
     @property
     def head(self) -> AnswerHead:
-        """What it was made for."""
+        """The head that it was made for."""
         ...
 
     async def add(self, index: int, delta: Delta) -> None:
