@@ -82,7 +82,7 @@ class SpeculativeGenerator:
     async def _prompt_alone(
         self, request: GenerationRequest, detokenizer: Detokenizer
     ) -> AsyncGenerator[Delta | Finished, None]:
-        """What the target says of the prompt. The one token that its pass brings is dropped."""
+        """Yield the target's results for the prompt. The one token of its pass is dropped."""
         alone = dataclasses.replace(
             request,
             max_tokens=1,
@@ -124,8 +124,11 @@ class SpeculativeGenerator:
             )
 
     async def _compared(self, request: GenerationRequest, session: Session) -> SpeculationStats:
-        """What speculation did, and what each draft model would have: now, where the request asks
-        for it; of a share of the others once they are over."""
+        """Return the speculation figures, with those that each draft model would have had.
+
+        They are compared now if the request asks for it; for a share of the others, once they are
+        over.
+        """
         services, stats = self._services, session.watch.stats.snapshot()
         if session.replayed is None or not services.draft_pools:
             return stats
@@ -138,7 +141,7 @@ class SpeculativeGenerator:
         return stats
 
     async def check_grammar(self, grammar: Grammar, text: str) -> GrammarChecked:
-        """How far a text goes with a grammar; see `router.remote.check`."""
+        """Check how far a text obeys a grammar; see `router.remote.check`."""
         pool = self._services.constraint_pool
         if pool is None:
             raise UnsupportedGrammar("this deployment has no constraint service")

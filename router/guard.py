@@ -1,4 +1,4 @@
-"""What a session does about its grammar: validates tokens, and gets over lost masks.
+"""Guards a session's grammar: validates tokens, and gets over lost masks.
 
 The target asks the constraint service for masks by itself. When they cannot be had the verify
 fails, the grammar is opened on another replica, and the round is planned and asked for again.
@@ -70,7 +70,7 @@ class GrammarGuard:
 
     @property
     def loosened(self) -> Sequence[Loosened]:
-        """What of the grammar is not enforced; known when it is open."""
+        """The parts of the grammar that are not enforced; known when it is open."""
         return self._constrainer.loosened
 
     async def open(self) -> None:

@@ -41,7 +41,7 @@ TaskClass = Literal["structured", "free", "creative"]  # under a grammar; free; 
 
 
 class DraftCost(Enum):
-    """What a session pays for a draft."""
+    """The cost of a draft for a session."""
 
     FREE = "free"  # neither steps nor waits: a look-up in what the router holds
     LOCAL = "local steps"  # steps that no other session shares and no link delays
@@ -50,7 +50,7 @@ class DraftCost(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterTraits:
-    """What others must know of a drafter.
+    """The properties of a drafter that others must know.
 
     `prior_acceptance` is the probability that a token of its drafts is accepted, those before it
     accepted, as long as nothing was observed.
@@ -62,7 +62,7 @@ class DrafterTraits:
 
     @property
     def is_free(self) -> bool:
-        """Whether its drafts cost neither steps nor waits."""
+        """True if its drafts cost neither steps nor waits."""
         return self.cost is DraftCost.FREE
 
 
@@ -92,7 +92,7 @@ class FreeDrafter(Protocol):
         ...
 
     def may_have(self, text: TokenSequence) -> bool:
-        """Whether a look after `text`, which is committed, may find several tokens. Cheap."""
+        """Return whether a look after the committed `text` may find several tokens. Cheap."""
         ...
 
 
@@ -112,12 +112,12 @@ class Drafter(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether `propose` is worth calling now."""
+        """True if `propose` is worth calling now."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether it will never be ready again: the text has outgrown it."""
+        """True if it will never be ready again: the text has outgrown it."""
         ...
 
     async def close(self) -> None:
@@ -276,7 +276,7 @@ class Lease(Protocol, Generic[Request_contra, Reply_co]):
 
     @property
     def grant(self) -> LeaseGrant:
-        """Where the replica is and what it serves."""
+        """The address of the replica, and the model that it serves."""
         ...
 
     @property

@@ -29,7 +29,7 @@ class PredictedText:
                 self._ends.setdefault(self.ids[end - length : end], []).append(end)
 
     def place_after(self, ids: Sequence[int], near: int) -> tuple[int, int]:
-        """Where the predicted text goes on after `ids`, and how many tokens before that match.
+        """Return the place that follows `ids`, and how many tokens before it match.
 
         Args:
             ids: a text.

@@ -43,7 +43,7 @@ class RoundLog:
         self._waiting: deque[TokenOrigin] = deque()  # of tokens that are not shown yet
 
     def of(self, asked: Round, verdict: Verdict, taken: StopResult) -> DeltaDetails | None:
-        """What to tell with the delta of a verdict, of whose tokens `taken` were taken."""
+        """Return the details for the delta of a verdict, of whose tokens `taken` were taken."""
         if self._stats is None:
             return None
         number, self._num_rounds = self._num_rounds, self._num_rounds + 1

@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round has the target do. `draft_probs` are those of exactly this draft.
+    """The target's task in one round. `draft_probs` are those of exactly this draft.
 
     `candidates` are beside its tokens, by place and rank; of them `side_tokens`, as (place, token),
     are verified. `why` explains the plan, where the request asks for it.
@@ -60,7 +60,7 @@ class Round:
     why: Explanation | None = None
 
     def drafter_at(self, place: int) -> DrafterTraits:
-        """Who drafted the token at a place of the draft."""
+        """Return the drafter of the token at a place of the draft."""
         end = 0
         for segment in self.segments:
             end += segment.num_tokens

@@ -1,4 +1,4 @@
-"""What all sessions of a router share."""
+"""The services that all sessions of a router share."""
 
 from __future__ import annotations
 

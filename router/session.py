@@ -60,7 +60,7 @@ _LEAD_IN = 6  # prompt tokens kept with an answer, so that its first tokens are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What one session's loop works with."""
+    """The state of one session's loop."""
 
     committed: TokenSequence  # prompt and generated tokens
     generated: TokenSequence  # generated tokens alone: the grammar's view
@@ -189,7 +189,7 @@ class _Builder:
         )
 
     def _preferred(self, models: Sequence[DrafterKind]) -> str:
-        """Which of several draft models drafts, where neither request nor config name one."""
+        """Return the draft model to use if neither request nor config names one."""
         services = self._services
         return services.choice.choose(
             [kind.traits for kind in models],
@@ -266,7 +266,7 @@ class _Builder:
 
     @property
     def _guesses(self) -> bool:
-        """Whether text that repeats is guessed for the draft model."""
+        """Return whether repeated text is guessed for the draft model."""
         allowed = self._services.speculation
         return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
 
@@ -332,7 +332,7 @@ class _Builder:
         return tuple(front)
 
     def _prediction(self) -> PredictionDrafter | None:
-        """Who drafts from the request's prediction, which may be an answer of the same seed."""
+        """Return the drafter from the request's prediction, maybe an answer of the same seed."""
         predicted = self._request.prediction
         if predicted is None or not may_draft_from_answers(self._request.sampling):
             return None

@@ -85,7 +85,7 @@ class RoundStats:
         self._emit_ms += self._wait_over(since)
 
     def time(self) -> TimeSplit:
-        """Where the time went so far, as long as nothing is being waited for."""
+        """Return the split of the time so far. No wait may be open."""
         wall_ms = (self._clock() - self._started_at) * 1e3
         return TimeSplit(
             draft_ms=self._draft_ms,
@@ -99,7 +99,7 @@ class RoundStats:
         )
 
     def snapshot(self) -> SpeculationStats:
-        """What happened so far."""
+        """Return the figures so far."""
         histogram = [0] * (max(self._per_step_drafted, default=0) + 1)
         for num_accepted in self._per_step_accepted:
             histogram[num_accepted] += 1

@@ -17,7 +17,7 @@ from router.types import Detokenizer, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class StopResult:
-    """What was taken of a round's tokens: `num_tokens` of them, the text they release.
+    """The taken part of a round's tokens: `num_tokens` of them, and the text that they release.
 
     `offsets` has one entry for each token that the text now shows at least in part, each token
     once and in order: the number of characters of the whole text before it. A token without text

@@ -1,4 +1,4 @@
-"""What goes into the router and what comes out of it, and the front door between the two.
+"""Inputs and outputs of the router, and the interface between the two.
 
 `SpeculativeGenerator.generate` is what HTTP calls: one request in, text deltas out, then exactly
 one `Finished`. It knows no HTTP and no transport; pools and detokeniser are handed in.
@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
-    """How one request wants to be drafted for; the text keeps its distribution."""
+    """A request's options for drafts; the text keeps its distribution."""
 
     enabled: bool = True
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
@@ -32,9 +32,9 @@ class SpeculationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadSettings:
-    """How a request wants its text to be steered by a reward; see `router/lookahead`.
+    """A request's options for steering its text by a reward; see `router/lookahead`.
 
-    The text is another one than without: it trades likelihood for reward.
+    The options change the text: they trade likelihood for reward.
 
     Args:
         method: `cdlh` rolls candidates out with the target, `cdsl` verifies drafts first.
@@ -77,14 +77,14 @@ class LookaheadSettings:
 
     @property
     def num_rollouts(self) -> int:
-        """How many roll-outs run at once; 0: none ever do."""
+        """The number of concurrent roll-outs; 0: none ever run."""
         is_needed = self.method == "cdlh" or self.generation == "lookahead"
         return self.candidates if is_needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadStats:
-    """What looking ahead cost for one request, and what came of it.
+    """The costs and results of look-ahead for one request.
 
     Args:
         method: as it was asked for.
@@ -184,7 +184,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """Where a request's rounds spent their time, in milliseconds, summed over all rounds.
+    """The durations of a request's rounds, in milliseconds, summed over all rounds.
 
     `link_ms` is message time: round trip minus what the engines account for. `loop_ms` is the
     router's own work between messages; `emit_ms` is waiting for the client to take the text.
@@ -202,10 +202,10 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class DraftReplay:
-    """What a draft model says along an answer, given all tokens before each.
+    """A draft model's choice for each token of an answer, given all tokens before it.
 
-    Under shared noise that decides what it would have drafted in any round of any length, so what
-    rounds would have brought is counted and not estimated.
+    Under shared noise it decides the draft in any round of any length, so the effect on rounds is
+    counted and not estimated.
 
     Attributes:
         matches: whether it says each token of the answer.
@@ -226,7 +226,7 @@ class DraftReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
-    """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
+    """The figures of speculation for one request. Counts in vLLM's terms (tokens, steps = rounds).
 
     `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
     which a draft tokens were accepted, up to the longest draft, so it has at least one entry.
@@ -298,7 +298,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class DraftedSegment:
-    """What one drafter put into a round's draft, and how many of its tokens were accepted."""
+    """A drafter's part of a round's draft, and how many of its tokens were accepted."""
 
     drafter: str
     num_tokens: int
@@ -334,7 +334,7 @@ class RoundDetails:
 
 @dataclass(frozen=True, slots=True)
 class TokenOrigin:
-    """Who wrote a token, `target` or a drafter by name; `num_allowed` by its grammar, if any."""
+    """The writer of a token, `target` or a drafter; its grammar allowed `num_allowed` tokens."""
 
     source: str
     round_number: int
@@ -370,12 +370,12 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is still held back at the end."""
+        """Return the text that is still held back at the end."""
         ...
 
 
 class Generator(Protocol):
-    """What HTTP needs of the router."""
+    """The part of the router that HTTP needs."""
 
     def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
@@ -392,7 +392,7 @@ class GrammarChecker(Protocol):
     """Compares texts with grammars."""
 
     async def __call__(self, grammar: Grammar, text: str) -> GrammarChecked:
-        """How far a text goes with a grammar.
+        """Check how far a text obeys a grammar.
 
         Raises:
             UnsupportedGrammar: the grammar is refused, or the text is too long.

@@ -47,7 +47,7 @@ class Replayed(Protocol):
     """A session whose answer draft models can be asked about."""
 
     async def replays(self) -> dict[str, DraftReplay]:
-        """What each draft model that is there says along the answer."""
+        """Return each present draft model's replay of the answer."""
         ...
 
     def learn(self, found: Mapping[str, DraftReplay]) -> None:
@@ -68,7 +68,7 @@ class DraftComparison:
         self._random = random.Random(0)
 
     def wants(self, share: float) -> bool:
-        """Whether a session that ends now is to be compared."""
+        """Return whether a session that ends now is to be compared."""
         is_free = self._task is None or self._task.done()
         return is_free and share > 0.0 and self._random.random() < share
 

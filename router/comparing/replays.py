@@ -44,10 +44,11 @@ class SessionReplays:
     max_length: int
 
     async def replays(self) -> dict[str, DraftReplay]:
-        """What each draft model that is there says along the answer so far.
+        """Return each present draft model's replay of the answer so far.
 
-        Of a text under a grammar or out of a list nothing: masks of passed places are not kept. And
-        nothing where the rule gives drafts noise of their own: only shared noise foretells them.
+        It is empty for a text under a grammar or out of a list, because masks of passed places are
+        not kept. It is also empty if the rule gives drafts noise of their own: only shared noise
+        predicts them.
         """
         found: dict[str, DraftReplay] = {}
         request, num_prompt = self.request, len(self.request.prompt_ids)

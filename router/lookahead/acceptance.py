@@ -1,4 +1,4 @@
-"""Which drafts of CDSL are kept: by the paper's rule, or by ours that keeps what gains."""
+"""Decides which drafts of CDSL are kept: by the paper's rule, or by ours that keeps gains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def share_accepted(draft: Sequence[int], verdict: Verdict) -> float:
 
 
 def stands_enough(settings: LookaheadSettings, share: float) -> bool:
-    """Whether a >= a_t: either rule judges only such a draft by its reward."""
+    """Return whether a >= a_t: either rule judges only such a draft by its reward."""
     return share >= settings.accept_threshold
 
 
@@ -30,7 +30,7 @@ def kept_by_paper(settings: LookaheadSettings, score: TextScore) -> Kept:
 
 
 def kept_by_gain(settings: LookaheadSettings, before: TextScore, score: TextScore) -> Kept:
-    """As the paper, but for two cases.
+    """Decide like the paper, but for two cases.
 
     - Below r_t what earns more than the text without it is kept, as far as it gains.
     - A draft that loses the constraint for good is not kept, whatever it scores; once the

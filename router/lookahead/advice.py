@@ -1,4 +1,4 @@
-"""How a session of speculative look-aheads failed, and which setting to change.
+"""Finds how a session of speculative look-aheads failed, and which setting to change.
 
 The signs are those that the paper of CDSL (2412.10418) leaves open to be noticed. A session of
 CDLH has none: it generates with the target by design.

@@ -1,4 +1,4 @@
-"""What the reward is asked about: texts as the client would see them, with the tokens guessed."""
+"""Asks the reward about texts as the client would see them, guessed tokens included."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Judge:
         await self._scorer.score("", [""], [False])
 
     async def scores(self, lookaheads: Sequence[Sequence[int]]) -> list[TextScore]:
-        """How the text does with each of the look-aheads.
+        """Return the score of the text with each of the look-aheads.
 
         Raises:
             InvalidRequest, Unavailable: see `ports.Scorer.score`.
@@ -65,7 +65,7 @@ class Judge:
         )
 
     async def final_score(self) -> TextScore:
-        """How the whole text does, which has ended."""
+        """Return the score of the whole text, which has ended."""
         self.num_calls += 1
         text, _ = self._shown(self._generated.ids)
         [score] = await self._scorer.score(text, [""], [True])

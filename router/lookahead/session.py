@@ -1,4 +1,4 @@
-"""What one session of look-aheads works with; `open_lookahead` makes it and frees it."""
+"""The state of one session of look-aheads; `open_lookahead` makes it and frees it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MASK_WAIT_MS = 2_000.0  # that masks of a draft may be late, as long as a targe
 
 @dataclass(slots=True, kw_only=True)
 class LookaheadSession:
-    """What the loop works with.
+    """The state that the loop works on.
 
     `ahead` are the likeliest next tokens with their log-probabilities, where the newest roll-out
     has told them. `states` counts those visited.
@@ -90,7 +90,7 @@ class LookaheadSession:
         return await branch.run(self.committed.followed_by([candidate]), num_tokens)
 
     async def stats(self) -> LookaheadStats:
-        """What it cost and what came of it, once the text has ended."""
+        """Return the costs and results, once the text has ended."""
         score = await self.judge.final_score()
         stats = LookaheadStats(
             method=self.settings.method,

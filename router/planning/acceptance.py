@@ -1,19 +1,19 @@
-"""How likely draft tokens are to be accepted, estimated live from censored observations.
+"""Estimates live how likely draft tokens are to be accepted, from censored observations.
 
-Position j of a round is observed only if tokens 1..j-1 were accepted: what follows the first
-rejection says nothing. A draft of 4 tokens of which 2 are accepted is three observations: accepted,
+Position j of a round is observed only if tokens 1..j-1 were accepted: positions after the first
+rejection are unknown. A draft of 4 tokens of which 2 are accepted is three observations: accepted,
 accepted, rejected. Per position the estimate is a hazard with a forgetting factor, shrunk to a pool
-of all sessions of the same drafter and task class. What a pool does not know of a position, or has
-long not seen, it takes from the position before, and of the first one from the drafter's prior:
-where short drafts begin to stand, longer ones look worth it again. Positions from `_NUM_POSITIONS`
-on share one estimate (Kaplan-Meier with a tied tail).
+of all sessions of the same drafter and task class. A pool may not know a position, or may not have
+seen it for long; then it takes the value of the position before, and for the first one the
+drafter's prior. So longer drafts look worth it again when short ones begin to be accepted.
+Positions from `_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail).
 
-Where a drafted token is wrong, one of the candidates beside it may be right. How often each of them
-is, by its rank, is nearly the same at every place (`RankHits`).
+If a drafted token is wrong, one of the candidates beside it may be right. The rate at which each of
+them is right, by its rank, is nearly the same at every place (`RankHits`).
 
-A drafter that copies has no draft where nothing repeats. In which share of the passes that are to
-have one there is one is estimated in the same way, apart from what becomes of it: rows and tokens
-of a round are expected by both.
+A drafter that copies has no draft if nothing repeats. The share of passes that get one is estimated
+in the same way, apart from its acceptance: both together give the expected rows and tokens of a
+round.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Presence:
 
 
 class RankHits:
-    """How often the candidate of each rank is right, the drafted token being wrong."""
+    """The rate at which the candidate of each rank is right when the drafted token is wrong."""
 
     def __init__(self) -> None:
         self._num_wrong = _PRIOR_WEIGHT
@@ -82,12 +82,12 @@ class RankHits:
             self._hits[rank] += 1.0
 
     def rates(self) -> list[float]:
-        """By rank, from the likeliest on; a rank that is not there is never right."""
+        """Return the rates by rank, from the likeliest on; an absent rank is never right."""
         return [hits / self._num_wrong for hits in self._hits]
 
 
 class AcceptancePool:
-    """What all sessions of one drafter and task class have seen.
+    """The observations of all sessions of one drafter and task class.
 
     Args:
         prior: acceptance per position before anything was observed.
@@ -142,7 +142,7 @@ class AcceptanceEstimate:
 
     @property
     def beside(self) -> RankHits:
-        """Of candidates beside its drafts, in all sessions."""
+        """The hit rates of candidates beside its drafts, in all sessions."""
         return self._pool.beside
 
     def observe_presence(self, num_missed: int) -> None:

@@ -26,7 +26,7 @@ _REFRESH = 4  # rounds with a draft after which a session's survival is looked a
 
 
 class RouterPlanner:
-    """What all sessions of a router share: a planner for each target replica.
+    """The planners that all sessions of a router share: one for each target replica.
 
     Args:
         costs: of passes and draft steps.
@@ -70,7 +70,7 @@ class RouterPlanner:
         return next(reversed(self._replicas), "")
 
     def gain(self) -> dict[TaskClass, Gain]:
-        """What drafting gains, measured against rounds without drafts, by task class."""
+        """Return the gain of drafting, measured against rounds without drafts, by task class."""
         return self.gains.by_task()
 
     def leave(self, session: PlannedSession, name: str, num_tokens: int) -> None:
@@ -159,21 +159,24 @@ class PlannedSession:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the session goes on alone by a plan from before the others began to draft."""
+        """True if the session goes on alone by a plan from before the others began to draft."""
         return self.runs_on and self._replica is not None and self._replica.is_drafting
 
     @property
     def wants_drafter(self) -> bool:
-        """Whether a drafter is worth connecting to now: where nobody drafts, it costs a prefill."""
+        """True if a drafter is worth connecting to now.
+
+        It costs a prefill, which is wasted if no session drafts.
+        """
         return self._join().wants_drafter(self)
 
     def is_present(self, num_rounds: int, patience: int) -> bool:
-        """Whether it asked for a plan within so many rounds of each session on the replica."""
+        """Return whether it asked for a plan in the last rounds: so many of each session."""
         num_sessions = 1 if self._replica is None else len(self._replica.sessions)
         return num_rounds - self.last_round <= patience * num_sessions
 
     def next_run_on(self, steps: tuple[int, int]) -> int:
-        """How far the target goes on alone: `steps` first and at most, twice as far each time."""
+        """Return the target's steps alone: `steps[0]`, doubled each time up to `steps[1]`."""
         return min(steps[0] << min(self._num_plain, 8), steps[1])
 
     def length_by(self, plan: JointPlan, version: int) -> int:
@@ -193,7 +196,7 @@ class PlannedSession:
         return tuple(self._estimates[self.drafter.name].survival(self.limit))
 
     def forecast(self) -> DraftForecast:
-        """What drafting promises for it, as far as k could go in any of its rounds.
+        """Return the prediction for its drafts, as far as k could go in any of its rounds.
 
         A plan outlasts the round that it is made in, which may be the last of a text and have room
         for a token or none.

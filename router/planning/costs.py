@@ -1,4 +1,4 @@
-"""What engines take now, measured while serving and shared by all sessions of a router.
+"""Measures the current costs of engines while serving, shared by all sessions of a router.
 
 Passes of the target by rows, steps of each drafter by sessions. What a round takes beyond them is
 measured where rounds are planned (`measured.Overheads`).
@@ -27,7 +27,7 @@ _NUM_SIDE_SAMPLES = 25
 
 @dataclass(slots=True)
 class _DrafterCosts:
-    """What one drafter costs: a token by sessions.
+    """The costs of one drafter: the time of a token, by sessions.
 
     A token takes a step, or less where a guess of the draft saved some. For what a further guess is
     worth: the newest step, its sessions, and what a row of a guess takes.
@@ -57,7 +57,7 @@ class _DrafterCosts:
 
     @property
     def a_row_ms(self) -> float:
-        """What a row of a guess takes: measured, else a share of a step."""
+        """The time of a row of a guess: measured, else a share of a step."""
         return _ROW_SHARE * self.step_ms if self.row_ms is None else self.row_ms
 
 
@@ -79,7 +79,7 @@ class PassCosts:
         self._side_row_ms: deque[float] = deque(maxlen=_NUM_SIDE_SAMPLES)
 
     def is_known(self, drafter: DrafterTraits) -> bool:
-        """Whether passes and the steps of this drafter have been measured."""
+        """Return whether passes and the steps of this drafter have been measured."""
         return not self._passes.is_empty and (drafter.is_free or drafter.name in self._drafters)
 
     def observe_pass(self, num_rows: int, pass_ms: float) -> bool:
@@ -108,7 +108,7 @@ class PassCosts:
         return True
 
     def side_row_ms(self, num_rows: float) -> float:
-        """What a row of a side path adds to a pass of `num_rows` others; of passes lately."""
+        """Return the time that a row of a side path adds to a pass of `num_rows` others, lately."""
         if not self._side_row_ms:
             return _SIDE_ROW_SHARE * (self.pass_ms(num_rows + 1) - self.pass_ms(num_rows))
         return max(0.0, median(self._side_row_ms))
@@ -135,7 +135,7 @@ class PassCosts:
         return self._passes.at(num_rows)
 
     def rows_price(self, num_rows: int, num_beside: int, num_sessions: int) -> float:
-        """What so many further rows of a pass cost, in tokens of plain steps; 0.0: not known.
+        """Return the price of further rows of a pass, in tokens of plain steps; 0.0 if not known.
 
         The pass has `num_beside` rows of `num_sessions` sessions, all of whom wait for it.
         """
@@ -150,7 +150,7 @@ class PassCosts:
         return 0.0 if costs is None else costs.steps.at(num_sessions)
 
     def guess_price(self, name: str) -> float:
-        """What a token of a guess must survive with to be worth its row in a draft pass.
+        """Return the survival at which a token of a guess is worth its row in a draft pass.
 
         A right token saves the session its part of a step; 1.0, so none, while nothing is known.
         """
@@ -167,7 +167,7 @@ class PassCosts:
         return costs.step_ms / others.step_ms
 
     def of_round(self, names: Iterable[str]) -> RoundCosts:
-        """What engines take in a round that the drafters `names` draft for.
+        """Return the engines' costs of a round that the drafters `names` draft for.
 
         They work side by side and the round waits for the slowest: steps of 2 ms and of 5 ms make
         a step of 5 ms.

@@ -1,4 +1,4 @@
-"""Which of several draft models a session has: the one that promises most tokens a millisecond.
+"""Chooses the draft model of a session: the one that promises most tokens a millisecond.
 
 Under a rule by which no text depends on the draft the choice may change with every session. What a
 draft model promises is its acceptance in the task class, at the best k, over what passes and its

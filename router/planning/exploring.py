@@ -1,11 +1,11 @@
-"""What is done only to learn, and how seldom: stretches of the other mode, and shadow drafts.
+"""Explores: it decides when to try the other mode, and when to make shadow drafts.
 
-What rows of side paths take is learnt beside: of some rounds' drafts they are chains, of some there
-are more than pay.
+The time of side path rows is learnt along the way: some rounds' drafts are chains, some have more
+side paths than pay.
 
-Both are paid for in time, and each pause is so long that what was paid stays a given share of all
-time. A stretch in which every session lost 20 ms is followed by 4 s without one where half a
-hundredth may be lost. After a change of mode, when least is known, the first pauses are shorter.
+Both kinds of exploration cost time. Each pause is so long that the cost stays a given share of all
+time. If every session lost 20 ms in a stretch and 0.5% may be lost, the next stretch comes after 4
+s. After a change of mode, when least is known, the first pauses are shorter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TRIED_FOR = 0.5  # of their price
 
 
 def side_survival(plan: JointPlan | None, costs: PassCosts, round_number: int) -> float:
-    """What a token beside a draft must survive with to be worth its row at the plan's rate.
+    """Return the survival at which a token beside a draft is worth its row at the plan's rate.
 
     Args:
         plan: by which sessions draft; None: nothing is known of time, so none is worth it.
@@ -63,16 +63,16 @@ class Stretches:
 
     @property
     def is_on(self) -> bool:
-        """Whether rounds that are planned now are of a stretch."""
+        """True if rounds that are planned now belong to a stretch."""
         return self._num_left > 0
 
     @property
     def is_settled(self) -> bool:
-        """Whether half of the stretch is over, and sessions have come into step."""
+        """True if half of the stretch is over, and sessions have come into step."""
         return 2 * (self._num_rounds - self._num_left) >= self._num_rounds
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the pause is over."""
+        """Return whether the pause is over."""
         return now_s >= self._next_s
 
     def begin(self, mode: Mode, num_sessions: int, round_ms: float, now_s: float) -> None:
@@ -105,7 +105,7 @@ class Stretches:
 
 
 class ShadowTurn:
-    """Whose turn it is to have a shadow draft: one session's at a time, then a pause.
+    """Chooses the session that makes a shadow draft: one at a time, then a pause.
 
     A drafter is idle while nobody drafts, but its machine may be the target's. So a turn is paid
     for with the part of a shadow draft's time that rounds were seen to take longer by; before that
@@ -159,5 +159,5 @@ class ShadowTurn:
 
 
 def _early(num_times: int) -> float:
-    """How much of a pause is made while little is known."""
+    """Return the share of a pause that is made while little is known."""
     return min(1.0, 2.0**num_times / _FIRST_PAUSES)

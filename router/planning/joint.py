@@ -39,7 +39,7 @@ _Token = tuple[float, int, int]  # minus its survival, its place in the draft, i
 
 
 class Costs(Protocol):
-    """What engines take, ms; `costs.RoundCosts` has it.
+    """The times of engines, ms; `costs.RoundCosts` has it.
 
     A pass of more rows never takes less time, nor does a step for more sessions.
     """
@@ -55,7 +55,7 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftForecast:
-    """What drafting promises for one session.
+    """The prediction for drafts of one session.
 
     `survival[j - 1]` is the probability that at least j draft tokens are accepted, for j up to the
     longest draft allowed; empty: no draft is to be had. `is_free`: drafts cost no step. `presence`:
@@ -97,7 +97,7 @@ class JointPlan:
 
     @property
     def round_ms(self) -> float:
-        """What it is expected to take."""
+        """The expected time of a round."""
         return _round_ms(self.engine_ms, self.overhead_ms)
 
     def length_of(self, survival: Sequence[float], *, is_free: bool) -> int:
@@ -245,7 +245,7 @@ class _Rounds:
 
     @property
     def can_draft(self) -> bool:
-        """Whether any session has a draft to be had, and something is known of passes."""
+        """True if any session can have a draft, and passes have been measured."""
         return self._first_rows > 0.0 and self._pass_ms.at(1) > 0.0
 
     def best_at(self, depth: int, offered: Sequence[_Token]) -> JointPlan:

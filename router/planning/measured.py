@@ -1,9 +1,9 @@
-"""What drafting and going on alone gave, measured on whole rounds as they happened.
+"""Measures the results of drafting and of going on alone, on whole rounds.
 
-The joint plan adds up what engines do in a round. What happens between that is fitted to whole
-rounds (`Overheads`), for each mode by itself, so that a plan promises what such rounds gave. The
-same rounds, summed by task class, say what drafting gains (`Gain`): rounds without drafts are made
-on purpose now and then, as a control.
+The joint plan adds up the engines' work in a round. The time between is fitted to whole rounds
+(`Overheads`), for each mode by itself, so that a plan promises the results of such rounds. The same
+rounds, summed by task class, show the gain of drafting (`Gain`): rounds without drafts are made on
+purpose now and then, as a control.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class PlannerStats:
 
 
 class Overheads:
-    """What rounds take beyond what a plan counts engines with, by sessions and draft steps.
+    """The time of rounds beyond the engines' time in a plan, by sessions and draft steps.
 
-    Links, queues, passes that bring only some of the sessions, the router's own work: it is fitted
-    to whole rounds as they happened, and may be negative where engines work side by side. It is a
-    plane through all rounds, later ones weighing more, with a slope by sessions, by steps and by
-    both together. Each depth by itself would be judged by few rounds, those of a depth that is not
-    in use by old ones, and of eight such figures the best is the one that erred most.
+    Links, queues, passes that bring only some of the sessions, the router's own work: all of it is
+    fitted to whole rounds. It may be negative if engines work side by side. It is a plane through
+    all rounds, with more weight on later ones. It has a slope by sessions, by steps and by both
+    together. Single estimates by depth would rest on few rounds, and on old ones for a depth that
+    is not in use. The best of eight such estimates is the one with the largest error.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Overheads:
         self._total = sum(weight for weight, _ in self._sums.values())
 
     def of(self, num_sessions: int) -> Callable[[int], float]:
-        """What is expected, by depth; 0.0 where nothing was measured."""
+        """Return the expected overhead by depth; 0.0 if nothing was measured."""
         rows = [[0.0] * (_NUM_FEATURES + 1) for _ in range(_NUM_FEATURES)]
         for (sessions, depth), (weight, moment) in self._sums.items():
             features = _features(sessions, depth)
@@ -119,11 +119,11 @@ def _solved(rows: list[list[float]]) -> list[float]:
 
 
 class Lateness:
-    """By what factor rounds of a mode took longer than promised, the odd ones with the others.
+    """The factor by which rounds of a mode took longer than promised, odd rounds included.
 
-    `Overheads` says what an ordinary round takes. Rounds that wait for a prompt, for a drafter that
-    is still reading, or for sessions that are out of step are left out there and counted here: they
-    are no part of what a depth costs, but of what a mode does.
+    `Overheads` gives the time of an ordinary round. Rounds that wait for a prompt, for a drafter
+    that is still reading, or for sessions that are out of step are left out there and counted here.
+    They are a cost of a mode, not of a depth.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Gain:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast drafting is; None: one of the two has too few rounds to tell."""
+        """The speed with drafts over that without; None if one of the two has too few rounds."""
         num_rounds = min(self.num_rounds_with, self.num_rounds_without)
         if num_rounds < LEAST_ROUNDS or not self.with_drafts or not self.without_drafts:
             return None

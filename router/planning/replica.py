@@ -107,12 +107,12 @@ class ReplicaPlanner:
 
     @property
     def arm(self) -> Mode:
-        """What rounds that begin now do: the mode, or the other one for a stretch."""
+        """The mode of rounds that begin now: the usual one, or the other one for a stretch."""
         return _other(self.mode) if self._stretches.is_on else self.mode
 
     @property
     def is_drafting(self) -> bool:
-        """Whether sessions that could draft would now."""
+        """True if sessions that could draft would now."""
         return self.arm is Mode.DRAFTING
 
     def plan(self, session: PlannedSession, *, is_ready: bool) -> RoundPlan:
@@ -131,7 +131,7 @@ class ReplicaPlanner:
         return plan
 
     def takes_measure(self, plan: RoundPlan) -> bool:
-        """Whether a round just planned is to be measured: all of a stretch, of short ones a part.
+        """Return whether a planned round is to be measured: all of a stretch, a part of short ones.
 
         Measuring takes time of the loop, and a round of 1 ms says less than one of 40 ms. Which are
         taken must not follow the turns of the sessions, so it is by multiples of the golden ratio.
@@ -143,7 +143,7 @@ class ReplicaPlanner:
         return self.num_rounds * _GOLDEN % 1.0 < share
 
     def wants_drafter(self, session: PlannedSession) -> bool:
-        """Whether a session's drafter is worth connecting to: it drafts, or is to shadow."""
+        """Return whether a session's drafter is worth connecting to: it drafts, or is to shadow."""
         return self.is_drafting or self._shadow.session is session
 
     # --- what is learnt ------------------------------------------------------------------------
@@ -366,12 +366,12 @@ class ReplicaPlanner:
 
     @property
     def _is_promising(self) -> bool:
-        """Whether the mode that rounds are not in is not far behind."""
+        """True if the other mode is not far behind the present one."""
         return self.rate(_other(self.mode)) > _PROMISING * self.rate(self.mode)
 
     @property
     def _is_settled(self) -> bool:
-        """Whether sessions have come into step since they all began to do something else."""
+        """True if sessions have come into step since they all began to do something else."""
         if self._stretches.is_on:
             return self._stretches.is_settled
         return self._age >= _SETTLING
@@ -383,7 +383,7 @@ class ReplicaPlanner:
 
 
 def _promise(plan: JointPlan) -> Promise:
-    """What a plan says of each of its sessions."""
+    """Return a plan's promise for each of its sessions."""
     num_tokens = plan.num_tokens / len(plan.lengths)
     return Promise(num_tokens, plan.depth, plan.engine_ms, plan.round_ms)
 
@@ -393,5 +393,5 @@ def _other(mode: Mode) -> Mode:
 
 
 def _initial_length(session: PlannedSession) -> int:
-    """Before any measurement: draft while a token is more likely to be accepted than not."""
+    """Return the first k: draft while a token is more likely to be accepted than not."""
     return max(1, sum(1 for alive in session.survival() if alive > 0.5))

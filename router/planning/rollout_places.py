@@ -1,8 +1,8 @@
-"""What look-aheads may take of the targets: places for roll-outs, and rows beside other streams.
+"""Limits the look-aheads' share of the targets: places for roll-outs, rows beside other streams.
 
 Places keep room for sessions: a request takes all of its own before it begins. Rows keep the pace
-of ordinary streams: a look-ahead takes one for each of its rows in a pass, and as many are given
-out as the streams put up with. Which roll-out goes when changes no text.
+of ordinary streams: a look-ahead takes one for each of its rows in a pass, up to the number that
+the streams can bear. The order of roll-outs changes no text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Turns:
 
 
 class RolloutPlaces:
-    """What the look-aheads of one router take, all together.
+    """The shared limits of all look-aheads of one router.
 
     Args:
         limit: places of roll-outs.

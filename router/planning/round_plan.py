@@ -1,4 +1,4 @@
-"""What one round of a session is to do, also when the draft it was to have does not come."""
+"""The plan of one round of a session, also for a round whose draft does not come."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OWN_STEPS = 2  # that it goes on alone after the first miss where it has so man
 
 
 class Mode(Enum):
-    """What the sessions on a target replica do together."""
+    """The mode of the sessions on a target replica."""
 
     DRAFTING = "drafting"
     PLAIN = "plain"
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What a common plan says of a session's round, or of a token where nobody drafts.
+    """The promise of a common plan for a session's round, or for a token if no session drafts.
 
     Args:
         num_tokens: that it brings, on average over sessions.
