@@ -160,7 +160,7 @@ class Report(frame.Report):
         }
 
     def lines(self) -> Iterator[str]:
-        """A line for each draft model, then the differences."""
+        """Yield a line for each draft model, then the differences."""
         if len(self.answers) < _FEWEST:
             return
         for name in self.drafts:
@@ -178,14 +178,14 @@ class Report(frame.Report):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean, and where 95% of the means of resamples are; nan without values."""
+    """Return the mean, and the range of 95% of the means of resamples; nan without values."""
     if not values:
         return Interval(float("nan"), float("nan"), float("nan"))
     return _interval_of(_means(values), statistics.mean(values))
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The same of the difference of two samples' means."""
+    """Return the same for the difference of two samples' means."""
     if not first or not second:
         return Interval(float("nan"), float("nan"), float("nan"))
     mean = statistics.mean(first) - statistics.mean(second)
@@ -228,7 +228,7 @@ def _compared(
     prompt: Prompt,
     number: int,
 ) -> Compared:
-    """One answer, by a draft model that is drawn."""
+    """Return one answer, by a draft model that is drawn."""
     drafter = random.Random(number).choice(report.drafts)
     body = {
         "model": arguments.model,
@@ -278,7 +278,7 @@ def _service(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def spoil(source: Path, folder: Path, noise: float) -> Path:
-    """A copy of a checkpoint with noise in its weights, of a share of their own spread."""
+    """Make a copy of a checkpoint with noise in its weights, of a share of their own spread."""
     model = AutoModelForCausalLM.from_pretrained(source)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -68,7 +68,7 @@ _LONG = {
 
 
 def large_schema(rng: random.Random, num_bytes: int = _SCHEMA_BYTES) -> str:
-    """A schema of bounded random fields, of at least `num_bytes` as JSON."""
+    """Return a schema of bounded random fields, of at least `num_bytes` as JSON."""
     fields: dict[str, Any] = {}
     while True:
         fields[f"field_{len(fields)}"] = bounded(random_schema(rng))

@@ -262,7 +262,7 @@ def claims_of(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
 
 
 def measure(bench: ForcedBench, name: str, max_tokens: int, repeats: int) -> dict[str, Any]:
-    """One schema in every way.
+    """Measure one schema in every way.
 
     Raises:
         ValueError: a text depends on the way.

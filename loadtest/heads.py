@@ -35,7 +35,7 @@ _PLAIN, _HEADS = "plain", "heads"
 def measure(
     bench: HttpBench, kind: str, batch: int, num_tokens: int, repeats: int
 ) -> dict[str, Any]:
-    """One kind of prompts for so many clients."""
+    """Measure one kind of prompts for so many clients."""
     prompts = demo_prompts(2 * max(batch, 2), kind=kind)
     asks = [Ask(prompt=prompt, num_tokens=num_tokens) for prompt in prompts]
     ways = {
@@ -59,7 +59,7 @@ def measure(
 
 
 def claims_of(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """One client gains what the kind allows, and many lose nothing, by the first folder."""
+    """Return claims: one client gains by kind, and many lose nothing, by the first folder."""
     return [
         Claim(
             f"{one['kind']}, {one['batch']} clients: heads / plain",

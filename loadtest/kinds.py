@@ -137,7 +137,7 @@ class Chats:
         self.ways = ways
 
     def ask(self, text: str, way: str, max_tokens: int) -> Answer:
-        """One greedy answer, streamed.
+        """Return a greedy answer, streamed.
 
         Raises:
             RuntimeError: it is an error.
@@ -183,7 +183,7 @@ def chats_with(
 def measure_kind(
     chats: Chats, kind: str, texts: Sequence[str], max_tokens: int, repeats: int, report: Report
 ) -> None:
-    """All prompts of a kind into the report."""
+    """Measure all prompts of a kind for the report."""
     rates: dict[str, list[float]] = {way: [] for way in chats.ways}
     lengths: dict[str, list[float]] = {way: [] for way in chats.ways}
     for number, text in enumerate(texts):

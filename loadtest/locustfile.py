@@ -228,28 +228,28 @@ class ModelUser(HttpUser):
 
     @task(MIX["chat"])
     def chat(self) -> None:
-        """A story."""
+        """Ask for a story."""
         self._asker.ask(self._asker.workload.chat(self._number()))
 
     @task(MIX["record"])
     def record(self) -> None:
-        """An order as JSON."""
+        """Ask for an order as JSON."""
         self._asker.ask(self._asker.workload.record(self._number()))
 
     @task(MIX["shared"])
     def shared(self) -> None:
-        """A question after the shared prompt."""
+        """Ask a question after the shared prompt."""
         self._asker.ask(self._asker.workload.shared(self._number()))
 
     @task(MIX["leave"])
     def leave(self) -> None:
-        """A story whose reader goes away."""
+        """Ask for a story and leave early."""
         request = self._asker.workload.chat(self._number())
         self._asker.ask(request, leave_after=self._rng.randint(1, 12))
 
     @task(MIX["bad"])
     def bad(self) -> None:
-        """A mistake."""
+        """Send a bad request."""
         self._asker.ask(self._asker.workload.bad(self._number()))
 
 

@@ -57,7 +57,7 @@ class RouterCost:
 
 
 def router_process(service: Served) -> psutil.Process:
-    """The process of the router's only replica.
+    """Return the process of the router's only replica.
 
     Raises:
         RuntimeError: there is not exactly one.

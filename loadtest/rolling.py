@@ -186,7 +186,7 @@ class Report(frame.Report):
 
 
 def first_config(path: Path, tensor_parallel_size: int) -> Config:
-    """The config to begin with; its target's replacement starts before the old one ends."""
+    """Return the first config; its target's replacement starts before the old one ends."""
     config = on_one_machine(path)
     set_ranks(config, tensor_parallel_size)
     deployment(config, "Target")["max_surge_percent"] = 100

@@ -164,7 +164,7 @@ def _limits(k: int | None, way: str) -> SpeculationLimits:
 
 
 def measure(bench: StagedBench, num_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """Both ways of choosing k, with guesses off, on, and of a smaller draft model if there is one.
+    """Measure fixed and adaptive k, with guesses off, on, and of a smaller draft model if given.
 
     Raises:
         ValueError: a text depends on it.
@@ -201,7 +201,7 @@ def measure(bench: StagedBench, num_tokens: int, repeats: int) -> list[dict[str,
 def _of_smaller(
     name: str, warm: Mapping[str, Sequence[Run]], rates: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """The same of the smaller draft model, for one way of choosing k."""
+    """Return the figures of the smaller draft model, for one way of choosing k."""
     runs = warm[f"{name}, {_SMALLER}"]
     return {
         "gain": median_ratio(rates[f"{name}, {_SMALLER}"], rates[f"{name}, off"]),

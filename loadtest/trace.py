@@ -45,7 +45,7 @@ class _Paint:
         self._codes: dict[str, str] = {}
 
     def of(self, origin: str, text: str) -> str:
-        """The text in the colour of its origin; `target` has none."""
+        """Return the text in the colour of its origin; `target` has none."""
         if origin == "target":
             return text
         number = len(self._codes)
@@ -53,7 +53,7 @@ class _Paint:
         return self.code(code, text)
 
     def code(self, code: str, text: str) -> str:
-        """The text with an SGR code around it."""
+        """Return the text with an SGR code around it."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._is_on else text
 
 
@@ -82,7 +82,7 @@ def trace_lines(
 
 
 def _test_line(test: Details) -> str:
-    """A draft token and what decided on it."""
+    """Show a draft token and the reason for its verdict."""
     verdict = {True: "accepted", False: "rejected", None: "not looked at"}[test["accepted"]]
     said = f"p {test['p']:.3f}"
     if test["q"] is not None:
@@ -91,7 +91,7 @@ def _test_line(test: Details) -> str:
 
 
 def _allowed_line(token: Details) -> str:
-    """The round's last token, which is the target's own where it was not drafted."""
+    """Show the round's last token, which is the target's own unless it was drafted."""
     source = "the target's own" if token["origin"] == "target" else "drafted"
     probability = math.exp(token["logprob"])
     return (
@@ -145,7 +145,7 @@ def _round_line(each: Details, tokens: Sequence[Details], paint: _Paint) -> str:
 
 
 def _why(why: Details) -> str:
-    """The reason of a plan, and its figures where the planner has any."""
+    """Show the reason of a plan, and its figures if the planner has any."""
     said = str(why["reason"])
     if why["survival"] and why["depth"]:
         survival = " ".join(f"{alive:.2f}" for alive in why["survival"])
@@ -159,7 +159,7 @@ def _why(why: Details) -> str:
 
 
 def _shown(text: str) -> str:
-    """A token without line breaks and control characters, which could reach the terminal."""
+    """Show a token without line breaks and control characters, which could reach the terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -186,7 +186,7 @@ def _body(options: argparse.Namespace, model: str) -> dict[str, Any]:
 
 
 def _model(url: str) -> str:
-    """The name of the model that is served.
+    """Return the name of the served model.
 
     Raises:
         httpx.HTTPError: the service cannot be reached, or refuses.

@@ -126,7 +126,7 @@ def _question(name: str, prompt: Sequence[int], num_tokens: int) -> Verify:
 
 
 def load(folder: str | None, dtype: str, num_threads: int) -> ModelRunner:
-    """The demo's target, with heads where a folder is named."""
+    """Load the demo's target, with heads if a folder is named."""
     config = EngineConfig.model_validate(
         {
             "model_path": str(ROOT / _TARGET),
@@ -148,7 +148,7 @@ def measure(
     prompts: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
     num_tokens: int,
 ) -> list[dict[str, Any]]:
-    """One line for each number of rows.
+    """Measure one line for each number of rows.
 
     Args:
         runner: with heads.
@@ -179,7 +179,7 @@ def measure(
 
 
 def draft_pair(folder: str, noise: float, work: Path) -> Path:
-    """A folder in `work` with the demo's target and a draft model, with noise in its weights."""
+    """Make a folder in `work` with the demo's target and a draft model with noise."""
     pair = work / f"{Path(folder).name}-{noise:g}"
     pair.mkdir()
     (pair / "target").symlink_to(ROOT / _TARGET)
@@ -191,7 +191,7 @@ def draft_pair(folder: str, noise: float, work: Path) -> Path:
 
 
 def places_of(shape: Shape) -> tuple[int, list[tuple[int, int]]]:
-    """The draft tokens of a tree's first path, and place and rank of each node beside it."""
+    """Return the draft tokens of a tree's first path, and place and rank of nodes beside it."""
     places: list[int] = []
     for parent, _ in shape:
         places.append(0 if parent < 0 else places[parent] + 1)
@@ -247,7 +247,7 @@ def measure_draft(
 
 
 def chain_of(num_rows: int) -> Shape:
-    """The shape of a chain."""
+    """Return the shape of a chain."""
     return [(row - 1, 0) for row in range(num_rows)]
 
 

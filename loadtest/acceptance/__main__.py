@@ -79,7 +79,7 @@ def measure(arguments: argparse.Namespace) -> list[Study]:
 
 
 def print_tables(studies: Sequence[Study]) -> None:
-    """One table per study, in tokens per round."""
+    """Print one table per study, in tokens per round."""
     for study in studies:
         acceptance = study.analysis.acceptance
         print(
@@ -108,7 +108,7 @@ def _star(excess: Estimate) -> str:
 def write_results(
     studies: Sequence[Study], arguments: argparse.Namespace, argv: Sequence[str]
 ) -> None:
-    """The JSON file and, next to it, the PNG."""
+    """Write the JSON file and, next to it, the PNG."""
     output: Path = arguments.output
     content = {
         **head("python -m loadtest.acceptance", argv, vars(arguments)),

@@ -66,7 +66,7 @@ def _draw_panel(panel, study: Study) -> None:  # type: ignore[no-untyped-def]  #
 
 
 def _between(acceptance: float, k: float) -> float:
-    """The formula at a k that is no whole number: linear between its neighbours at a = 1."""
+    """Return the formula at a k that is no whole number: linear between its neighbours at a = 1."""
     if acceptance > 1 - 1e-9:
         return constant_tokens(acceptance, int(k)) + k % 1
     return float((1 - acceptance ** (k + 1)) / (1 - acceptance))

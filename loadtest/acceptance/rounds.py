@@ -220,7 +220,7 @@ def _verify(text: _Text, seq: int, proposal: Proposal, beside: Sequence[tuple[in
 
 
 def _answers(engine: Engine, kind: type[Reply], session_ids: Collection[str]) -> dict[str, Reply]:
-    """One answer of that kind for each session."""
+    """Return one answer of that kind for each session."""
     answers: dict[str, Reply] = {}
     while len(answers) < len(session_ids):
         if not engine.has_work:

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def grown_pair(name: str, cache: Path) -> PairPath:
-    """A pair grown by `loadtest.grow`, from the cache where it is there.
+    """Return a pair grown by `loadtest.grow`, from the cache if it is there.
 
     Raises:
         ValueError: growing failed.
@@ -178,7 +178,7 @@ def _measure_gaps(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """A stream next to a long prompt, without drafts and with adaptive k."""
+    """Measure a stream next to a long prompt, without drafts and with adaptive k."""
     long_prompt = [token for prompt in prompts for token in prompt]
     long_prompt = long_prompt * (1 + _LONG_PROMPT_TOKENS // len(long_prompt))
     runs: list[dict[str, object]] = []

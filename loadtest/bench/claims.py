@@ -53,7 +53,7 @@ class Claim:
 
 
 def claims_of(content: Mapping[str, Any]) -> list[Claim]:
-    """The claims that a pair's part of the record has numbers for."""
+    """Return the claims that a pair's part of the record has numbers for."""
     lines: Lines = content["lines"]
     claims = []
     for where, goal in (("engine", 1.4), ("http", 1.25)):
@@ -73,9 +73,9 @@ def claims_of(content: Mapping[str, Any]) -> list[Claim]:
 
 
 def adaptive_claims(lines: Lines) -> list[Claim]:
-    """That adaptive k is never wrong: next to the best fixed k, 0 included, and to plain decoding.
+    """Claim that adaptive k is never wrong.
 
-    For every place and batch whose lines have at least two turns.
+    It is compared with the best fixed k, 0 included, and with plain decoding. There is a claim for every place and batch whose lines have at least two turns.
     """
     claims = []
     for where, batch in dict.fromkeys((line["where"], line["batch"]) for line in lines):
@@ -96,13 +96,13 @@ def adaptive_claims(lines: Lines) -> list[Claim]:
 
 
 def at_least(text: str, estimate: Estimate, goal: float) -> Claim:
-    """The claim that a figure with an interval is at least `goal`; the figure itself decides."""
+    """Claim that a figure with an interval is at least `goal`; the figure itself decides."""
     interval = (estimate.low, estimate.high)
     return Claim(text, estimate.value, "at least", goal, interval=interval)
 
 
 def best(lines: Lines, where: str, way: str, batch: int = 1) -> Mapping[str, Any] | None:
-    """The fastest line whose way matches the pattern; None: there is none."""
+    """Return the fastest line whose way matches the pattern; None if there is none."""
     found = [
         line
         for line in lines
@@ -112,14 +112,14 @@ def best(lines: Lines, where: str, way: str, batch: int = 1) -> Mapping[str, Any
 
 
 def best_k(lines: Lines) -> int:
-    """Our best fixed k above 0 in the engine loop at batch 1."""
+    """Return our best fixed k above 0 in the engine loop at batch 1."""
     line = best(lines, "engine", r"k=[1-9]\d*")
     assert line is not None, "the engine lines come first"
     return int(str(line["way"]).removeprefix("k="))
 
 
 def best_assisted_k(lines: Lines) -> int | None:
-    """The best k of assisted generation at batch 1; None: its heuristic is."""
+    """Return the best k of assisted generation at batch 1; None if its heuristic is better."""
     line = best(lines, "engine", r"assisted .*")
     assert line is not None, "the engine lines come first"
     name = str(line["way"]).removeprefix("assisted ")

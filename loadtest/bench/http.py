@@ -35,7 +35,7 @@ class HttpBench:
         self._model = model
 
     def tokens_per_s(self, prompts: Prompts, k: int | None, num_tokens: int) -> float:
-        """All prompts greedily, one after another, `num_tokens` each; k None is adaptive.
+        """Complete all prompts greedily, one after another, `num_tokens` each; k None is adaptive.
 
         Raises:
             RuntimeError: an answer is an error or has another number of tokens.

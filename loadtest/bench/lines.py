@@ -115,7 +115,7 @@ class PairBench:
         repeats: int,
         on_done: Callable[[], None] = lambda: None,
     ) -> list[Line]:
-        """All lines at one batch size, `repeats` runs of each by turns, after a short one."""
+        """Run all lines at one batch size, `repeats` times each by turns, after a short one."""
         for warm_up in self.lines(prompts[:batch], batch, ks, _WARM_UP_TOKENS).values():
             warm_up()
         measured = self.lines(prompts, batch, ks, num_tokens)

@@ -53,7 +53,7 @@ class LinkBench:
         work: Callable[[SpeculativeGenerator], Coroutine[Any, Any, Result]],
         learnt: Learnt | None = None,
     ) -> Result:
-        """The result of `work` with a generator of its own; k None is adaptive."""
+        """Return the result of `work` with a generator of its own; k None is adaptive."""
         services = make_services(self._target, self._draft, k, learnt)
         return self._runner.run(
             work(SpeculativeGenerator(services, max_model_len=self.max_model_len))
@@ -85,7 +85,7 @@ def linked(
 def linked_models(
     target: ModelConfig, draft: ModelConfig, max_model_len: int
 ) -> Iterator[LinkBench]:
-    """The same for models and devices of any config."""
+    """Yield a bench for models and devices of any config."""
     pools: list[ProcessPool] = []
     with asyncio.Runner() as runner:  # sockets stay with their event loop
         try:

@@ -134,11 +134,11 @@ class NoText:
     """Implements `router.types.Detokenizer`: tokens are counted, not read."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """No text."""
+        """Return no text."""
         return ""
 
     def flush(self) -> str:
-        """No text."""
+        """Return no text."""
         return ""
 
 
@@ -272,7 +272,7 @@ def pair_runners(
 
 
 def bench_runner(folder: Path, *, max_model_len: int, num_threads: int) -> ModelRunner:
-    """One model, with room for four texts and no prefix cache."""
+    """Load one model, with room for four texts and no prefix cache."""
     return ModelRunner(
         EngineConfig(
             model_path=str(folder),
@@ -297,7 +297,7 @@ def loop_lines(
 
 
 def name_of(k: int | None) -> str:
-    """The name of a way to choose k."""
+    """Return the name of a way to choose k."""
     return "adaptive" if k is None else f"k={k}"
 
 

@@ -63,7 +63,7 @@ class PassTime:
 
 
 def decode_shapes(runner: ModelRunner, context: int = CONTEXT) -> list[PassShape]:
-    """The shapes of DECODE_SHAPES and PREFILL_ROWS that the runner has room for."""
+    """Return the shapes of DECODE_SHAPES and PREFILL_ROWS that the runner has room for."""
     shapes = [PassShape(sessions, rows, context) for sessions, rows in DECODE_SHAPES]
     shapes += [PassShape(1, rows, 0) for rows in PREFILL_ROWS]
     blocks_for = runner.pool.blocks_for

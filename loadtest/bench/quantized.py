@@ -82,7 +82,7 @@ class Weights:
 
 
 def compare_drafts(pair: PairPath, settings: EngineSettings) -> Found:
-    """Both drafts of a pair, ready for JSON: `acceptance`, `weights` and `passes`.
+    """Compare both drafts of a pair, ready for JSON: `acceptance`, `weights` and `passes`.
 
     Passes are timed with one thread and with `settings.threads`, for `settings.batch` sessions.
     """
@@ -95,7 +95,7 @@ def compare_drafts(pair: PairPath, settings: EngineSettings) -> Found:
 
 
 def _measure_acceptance(pair: PairPath, settings: EngineSettings) -> list[dict[str, Any]]:
-    """Both drafts on the same held-out prompts and seeds."""
+    """Measure both drafts on the same held-out prompts and seeds."""
     prompts, k = demo_prompts(settings.prompts, _SEED), settings.k[0]
     num_texts = len(_WAYS) * len(_TEMPERATURES) * len(prompts)
     results = []
@@ -128,7 +128,7 @@ def _measure_acceptance(pair: PairPath, settings: EngineSettings) -> list[dict[s
 def _measure_passes(
     pair: PairPath, settings: EngineSettings, num_threads: int
 ) -> tuple[Weights, list[PassTime]]:
-    """Both drafts, turn by turn, for each shape of pass."""
+    """Time both drafts, turn by turn, for each shape of pass."""
     runners = {
         way: ModelRunner(
             EngineConfig(

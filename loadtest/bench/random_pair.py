@@ -94,12 +94,12 @@ def _write(shape: Shape, folder: Path, embedding: Tensor, head: Tensor, device: 
 
 
 def _widened(rows: Tensor, shape: Shape) -> Tensor:
-    """The same rows with zeros after them, up to the hidden size."""
+    """Return the same rows with zeros after them, up to the hidden size."""
     return torch.nn.functional.pad(rows, (0, shape.hidden_size - rows.shape[1]))
 
 
 def _exchanged(embedding: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """The rows of a random `share` of tokens, handed round among them."""
+    """Return the rows with those of a random `share` of tokens exchanged among them."""
     count = round(share * len(embedding))
     chosen = torch.randperm(len(embedding), generator=generator)[:count]
     mixed = embedding.clone()

@@ -96,7 +96,7 @@ class Record:
 
 
 def print_pair(label: str, content: dict[str, Any]) -> None:
-    """All tables of one pair, from its part of the record."""
+    """Print all tables of one pair, from its part of the record."""
     print(f"\n== {label}")
     for part in ("target", "draft"):
         if part in content:

@@ -23,7 +23,7 @@ ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callab
 
 
 def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceModel:
-    """A checkpoint as transformers runs it by default."""
+    """Load a checkpoint as transformers runs it by default."""
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     model.to(device).eval()
     # Given together with max_new_tokens it costs a warning per round of assisted generation.

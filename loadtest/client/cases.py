@@ -76,7 +76,7 @@ def constrained_cases(num_cases: int, *, num_orders: int = 5) -> list[Case]:
 
 
 def probe_case(number: int) -> Case:
-    """A short request that needs every part: a schema never seen before, and a draft."""
+    """Return a short request that needs every part: a schema never seen before, and a draft."""
     schema = order_list_schema(f"probe-{number}", num_orders=1)
     body = _body(f"Turn this order into JSON.\n{_ORDERS[0]}", 0)
     body |= {
@@ -91,7 +91,7 @@ def probe_case(number: int) -> Case:
 
 
 def order_list_schema(key: str, num_orders: int) -> Schema:
-    """An object whose one property `key` lists exactly `num_orders` orders."""
+    """Return an object whose one property `key` lists exactly `num_orders` orders."""
     order: Schema = {
         "type": "object",
         "additionalProperties": False,

@@ -9,7 +9,7 @@ from loadtest.client.workload import Workload
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `workload_of` reads."""
+    """Add the options that `workload_of` reads."""
     parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
     parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
@@ -18,7 +18,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def workload_of(arguments: argparse.Namespace, config: dict[str, Any]) -> Workload:
-    """The requests for the model of a parsed Serve config file."""
+    """Return the requests for the model of a parsed Serve config file."""
     return Workload(
         config["applications"][0]["args"]["router"]["model_name"],
         arguments.seed,

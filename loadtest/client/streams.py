@@ -64,12 +64,12 @@ class _Stream:
     waits: list[_Wait] = field(default_factory=list)
 
     def ask(self) -> float:
-        """A request is sent; the time."""
+        """Note that a request is sent; return the time."""
         self.waiting_since_s, self.awaits_first = time.monotonic(), True
         return self.waiting_since_s
 
     def tick(self) -> None:
-        """A chunk has come."""
+        """Note that a chunk has come."""
         wait = _Wait(self.waiting_since_s, time.monotonic(), self.awaits_first)
         if wait.ended_s - wait.began_s >= _KEPT_WAIT_S:
             self.waits.append(wait)
@@ -98,7 +98,7 @@ class FaultLoad:
         return sum(stream.num_answers for stream in self._streams)
 
     def take_failures(self) -> list[Failure]:
-        """The failures since the last call."""
+        """Return the failures since the last call."""
         taken, self._failures = self._failures, []
         return taken
 
@@ -178,7 +178,7 @@ class FaultLoad:
         return max(lengths, default=0.0)
 
     def _touched(self, from_s: float, to_s: float) -> list[tuple[_Stream, _Wait]]:
-        """All waits that touched this stretch of time, open ones included."""
+        """Return all waits that touched this stretch of time, open ones included."""
         found = []
         for stream in self._streams:
             now = _Wait(stream.waiting_since_s, time.monotonic(), stream.awaits_first)

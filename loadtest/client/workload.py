@@ -110,14 +110,14 @@ class Workload:
         self._rules = _long_prompt(random.Random(f"{seed}-rules"), shared_words)
 
     def chat(self, number: int) -> Request:
-        """A story, sampled."""
+        """Return a request for a story, sampled."""
         rng, key = self._draw("chat", number)
         text = f"Write a short story about {self._topic(number)}."
         body = self._body(rng, [{"role": "user", "content": text}])
         return Request("chat", key, body | {"temperature": rng.choice([0.0, 0.7, 1.0])})
 
     def record(self, number: int) -> Request:
-        """An order to be turned into JSON, under a schema that bounds every length."""
+        """Return a request to turn an order into JSON, under a schema that bounds every length."""
         rng, key = self._draw("record", number)
         order = (
             f"{rng.choice(_NAMES)} from {rng.choice(_CITIES)} wants {rng.randint(2, 40)} "
@@ -138,7 +138,7 @@ class Workload:
         return Request("record", key, body, schema=schema)
 
     def shared(self, number: int) -> Request:
-        """A question after the long prompt that all of these share."""
+        """Return a question after the long prompt that all of these share."""
         rng, key = self._draw("shared", number)
         messages = [
             {"role": "system", "content": self._rules},
@@ -148,14 +148,14 @@ class Workload:
         return Request("shared prompt", key, body)
 
     def bad(self, number: int) -> Request:
-        """A request that must be refused by the name of its field."""
+        """Return a request that must be refused by the name of its field."""
         rng, _ = self._draw("bad", number)
         body = self._body(rng, [{"role": "user", "content": "Hello"}])
         field, value = _BAD_FIELDS[number % len(_BAD_FIELDS)]
         return Request("bad request", "", body | {field: value}, bad_field=field)
 
     def of_kind(self, kind: str, number: int) -> Request:
-        """The request of that number and kind: chat, record, shared or bad.
+        """Return the request of that number and kind: chat, record, shared or bad.
 
         Raises:
             ValueError: there is no such kind.

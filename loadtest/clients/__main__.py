@@ -58,7 +58,7 @@ class Report(frame.Report):
         }
 
     def lines(self) -> list[str]:
-        """A table of all clients."""
+        """Return a table of all clients."""
         return [f"\n{table(self.results)}\n"]
 
 
@@ -121,7 +121,7 @@ def _server(
 
 
 def target_at(url: str, tokenizer: Path) -> Target:
-    """The server at `url`, and the first model it lists.
+    """Return the server at `url`, and the first model that it lists.
 
     Raises:
         httpx.HTTPError: nobody answers there.

@@ -22,7 +22,7 @@ _READY = "installed.txt"
 
 
 def ensured_modules(folder: Path, name: str, requirements: Sequence[str]) -> Path:
-    """A folder whose `node_modules` has the packages; an old one is used as it is.
+    """Return a folder whose `node_modules` has the packages; an old one is reused.
 
     Raises:
         NotHere: there is no Node or no npm.
@@ -56,7 +56,7 @@ def ensured_modules(folder: Path, name: str, requirements: Sequence[str]) -> Pat
 
 
 def module_version(place: Path, package: str) -> str:
-    """The version of a package in a folder of `ensured_modules`; empty: it is not there."""
+    """Return the version of a package in a folder of `ensured_modules`; "" if it is not there."""
     try:
         content = json.loads((place / _MODULES / package / "package.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def module_version(place: Path, package: str) -> str:
 
 
 def script_command(script: Path, place: Path, folder: Path) -> list[str]:
-    """The command that runs a copy of a script in `folder`, with the packages of `place`.
+    """Return the command that runs a copy of a script in `folder`, with the packages of `place`.
 
     Raises:
         OSError: the script or the folder is not there.

@@ -78,13 +78,13 @@ class ClientResult:
 
 
 def first_line(text: str) -> str:
-    """The first line that says something, cut to a length for tables."""
+    """Return the first line with text, cut to a length for tables."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
 
 
 def read_checks(output: str) -> list[CheckResult]:
-    """The checks of a script, from the JSON lines it printed among whatever else was printed.
+    """Read the checks of a script from the JSON lines among its other output.
 
     A check that was announced and has no line did not pass: the script ended before.
     """
@@ -116,7 +116,7 @@ def _json_object(line: str) -> dict[str, object]:
 
 
 def table(results: Sequence[ClientResult]) -> str:
-    """A line per client, with the reasons below it where it did not pass."""
+    """Return a line per client, with the reasons below it if it did not pass."""
     rows = [("client", "version", "passed", "failed", "not served yet")]
     notes: list[list[str]] = [[]]
     for result in results:

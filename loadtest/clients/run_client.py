@@ -33,7 +33,7 @@ def check_programs(client: Client) -> None:
 
 
 def run_client(client: Client, bin_folder: Path, target: Target) -> ClientResult:
-    """All checks of a client; what goes wrong with it is in the result, never raised."""
+    """Run all checks of a client; errors are in the result, never raised."""
     result = ClientResult(client.name)
     since_s = time.monotonic()
     try:
@@ -124,7 +124,7 @@ def _run(client: Client, command: list[str], bin_folder: Path, folder: Path) -> 
 
 
 def _environment(client: Client, bin_folder: Path, home: Path) -> dict[str, str]:
-    """Nothing of the caller's: no keys, no proxies, no settings of the clients' own."""
+    """Return an environment without the caller's keys, proxies and settings."""
     environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
     if client.script:
         environment["PYTHONPATH"] = str(ROOT)

@@ -27,7 +27,7 @@ def default_folder() -> Path:
 
 
 def ensured_venv(folder: Path, name: str, requirements: Sequence[str]) -> Path:
-    """The `bin` of an environment that has the requirements; an old one is used as it is.
+    """Return the `bin` of an environment that has the requirements; an old one is reused.
 
     Raises:
         NotInstallable: no environment, or pip failed or took too long; with pip's last error.
@@ -48,7 +48,7 @@ def ensured_venv(folder: Path, name: str, requirements: Sequence[str]) -> Path:
 
 
 def installed_version(bin_folder: Path, package: str) -> str:
-    """The version of a package in an environment; empty: it is not there."""
+    """Return the version of a package in an environment; "" if it is not there."""
     program = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     ended = run_bounded(
         [str(bin_folder / "python"), "-c", program, package],

@@ -91,7 +91,7 @@ class Campaign:
         self._num_refused = 0  # beside it
 
     def run(self, faults: Sequence[Fault]) -> Iterator[Outcome]:
-        """Each fault in turn.
+        """Strike each fault in turn.
 
         Raises:
             RuntimeError: streams stand still, or the service does not become whole again.
@@ -200,7 +200,7 @@ class Campaign:
 def plan(
     num_rounds: int, kinds: Sequence[str], signals: Sequence[str], rng: random.Random
 ) -> list[Fault]:
-    """Every kind with every signal once a round, in an order of the round's own."""
+    """Return every kind with every signal once a round, in an order of the round's own."""
     faults = []
     for number in range(num_rounds):
         in_round = [Fault(number, kind, name) for kind in kinds for name in signals]
@@ -227,7 +227,7 @@ class Summary:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
-    """A line per kind and signal, in order of appearance."""
+    """Return a line per kind and signal, in order of appearance."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.fault.kind, outcome.fault.signal), []).append(outcome)
@@ -254,7 +254,7 @@ def _summary(kind: str, name: str, group: list[Outcome]) -> Summary:
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """The summaries for people; pauses as median / longest."""
+    """Show the summaries for people; pauses as median / longest."""
     lines = [
         f"{'process':20} {'signal':6} {'faults':>6} {'pause free, s':>15} "
         f"{'constrained, s':>15} {'whole after, s':>15} {'refused':>7} {'failures':>8}"
@@ -271,6 +271,6 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def as_json(outcome: Outcome) -> dict[str, object]:
-    """An outcome as one flat record."""
+    """Return an outcome as one flat record."""
     record = asdict(outcome)
     return {**record.pop("fault"), **record}

@@ -48,6 +48,6 @@ class Failure:
 
 
 def case_seed(run_seed: int, part: str, number: int) -> int:
-    """The seed of a part's case number `number`."""
+    """Return the seed of a part's case number `number`."""
     digest = hashlib.sha256(f"{run_seed}/{part}/{number}".encode()).digest()
     return int.from_bytes(digest[:_SEED_BYTES], "big")

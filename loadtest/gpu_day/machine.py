@@ -47,7 +47,7 @@ def _card(index: int) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The driver's version where its tool is installed."""
+    """Return the driver's version if its tool is installed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

@@ -15,7 +15,7 @@ Answer = Mapping[str, Any]
 
 
 def report(record: Mapping[str, Any]) -> str:
-    """The whole page; `record` is what `__main__` writes after every part."""
+    """Return the whole page; `record` is what `__main__` writes after every part."""
     lines = [f"# A GPU's first hour, {record['machine']['date']}", "", f"`{record['command']}`", ""]
     for name, part in record["parts"].items():
         lines += [f"## {name}: {PARTS[name].question}?", ""]

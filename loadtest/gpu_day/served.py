@@ -77,7 +77,7 @@ def _line(batch: int, name: str, runs: list[LoopRun]) -> dict[str, Any]:
 
 
 def ranks(terms: Terms) -> dict[str, Any]:
-    """The demo pair over HTTP with a target that two ranks share.
+    """Measure the demo pair over HTTP with a target that two ranks share.
 
     Raises:
         RuntimeError: a text is another with drafts than without.
@@ -107,7 +107,10 @@ def ranks(terms: Terms) -> dict[str, Any]:
 
 
 def _bundles(terms: Terms, bundle: dict[str, float], count: int) -> list[dict[str, float]]:
-    """One for each rank, which has a GPU almost to itself; the draft has what is left of one."""
+    """Return one bundle for each rank, which has a GPU almost to itself.
+
+    The draft gets the rest of one.
+    """
     if not terms.is_gpu:
         return [bundle] * count
     return [{"CPU": 0.5, "GPU": 0.9 if count > 1 else 0.1}] * count

@@ -54,7 +54,7 @@ class Terms:
         return ("auto", "off") if self.is_gpu else ("eager", "off")
 
     def card(self, index: int) -> str:
-        """The device of the card with that number; a CPU is all cards."""
+        """Return the device of the card with that number; a CPU is all cards."""
         return f"cuda:{index}" if self.is_gpu else self.device
 
     def num_cards(self) -> int:
@@ -82,7 +82,7 @@ def engine_config(
     card: int = 0,
     products: Products = "plain",
 ) -> ModelConfig:
-    """The config of one of the pair, with a paged kernel and room for MOST_SESSIONS."""
+    """Return the config of a model of the pair, with a paged kernel and room for MOST_SESSIONS."""
     return ModelConfig(
         model_path=str((terms.pair / name).resolve()),
         device=terms.card(card),
@@ -102,5 +102,5 @@ def open_target(
     graphs: Literal["auto", "off", "eager"] = "auto",
     products: Products = "plain",
 ) -> ModelRunner:
-    """The target in this process."""
+    """Load the target in this process."""
     return ModelRunner(engine_config(terms, "target", graphs=graphs, products=products))

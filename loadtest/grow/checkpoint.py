@@ -126,7 +126,7 @@ class _Growth:
         self._axes = _axes(source, size)
 
     def weights(self, lm_head: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the grown checkpoint by name."""
+        """Yield every tensor of the grown checkpoint by name."""
         source = self._source
         yield EMBEDDING, self._matrix(source.weights[EMBEDDING], "vocab", "hidden", False)
         for layer, (origin, is_copy) in enumerate(_layer_origins(self._old, self._new)):
@@ -138,7 +138,7 @@ class _Growth:
             yield LM_HEAD, self._matrix(lm_head, "vocab", "hidden", True)
 
     def _layer(self, layer: int, origin: int, is_copy: bool) -> Iterator[tuple[str, Tensor]]:
-        """A source layer's function (`is_copy`), or none, with weights of that layer's size."""
+        """Yield weights of the new size for a source layer's function (`is_copy`), or for none."""
         for part, (rows, cols, is_free) in LAYER_MATRICES.items():
             old = self._source.weights[f"model.layers.{origin}.{part}.weight"]
             new = self._matrix(old, rows, cols, is_free, is_placed=is_copy)

@@ -68,13 +68,13 @@ def logprob_requests(model: str) -> list[Attack]:
 
 
 def fitting_logprob_requests(model: str, max_model_len: int) -> list[Attack]:
-    """The same of a prompt that just fits: a real prefill, and a large answer."""
+    """Return the same for a prompt that just fits: a real prefill, and a large answer."""
     body = {**_logprobs(model), "prompt": [17] * (max_model_len - 1)}
     return [_attack("a full context of logprobs, n=8", _TEXT, body, served=True)]
 
 
 def hostile_schemas(model: str) -> list[Attack]:
-    """A hundred schemas of a few hundred bytes, all different, each slow or large to compile."""
+    """Return a hundred different schemas of a few hundred bytes, slow or large to compile."""
     makers = (_steps, _long_arrays, _nested_repeats, _wide_pattern)
     attacks = []
     for number in range(_NUM_HOSTILE_SCHEMAS):
@@ -84,7 +84,10 @@ def hostile_schemas(model: str) -> list[Attack]:
 
 
 def ordinary_schema(model: str, num_fields: int = 480) -> Attack:
-    """A schema of some 47 KB, as a large tool has it, that must be served whatever came before."""
+    """Return a schema of some 47 KB, as for a large tool.
+
+    It must be served after any others.
+    """
     kinds: Sequence[dict[str, Any]] = (
         {"type": "string", "maxLength": 40, "description": "a short text"},
         {"type": "integer", "minimum": 0, "maximum": 100_000},

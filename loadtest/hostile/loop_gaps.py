@@ -59,7 +59,7 @@ class _Ready:
 
 
 def make_app(max_model_len: int, body_limit_bytes: int) -> HttpService:
-    """The routes' service over the shipped tokenizer."""
+    """Return the routes' service over the shipped tokenizer."""
     tokenizer = Tokenizer.load(ROOT / "models" / "demo" / "target")
     generator = _Ready()
     config = RouterConfig(
@@ -95,7 +95,7 @@ async def watched_loop() -> AsyncIterator[Callable[[], float]]:
 
 
 async def gap_ms(client: httpx.AsyncClient, attacks: Sequence[Attack]) -> tuple[float, str]:
-    """The longest gap while these are answered, all at once, and with which statuses."""
+    """Return the longest gap while these are answered, all at once, and their statuses."""
     async with watched_loop() as longest:
         headers = {"content-type": "application/json"}
         answers = await asyncio.gather(
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
-    """A line for each attack, alone and several at once, and for the idle loop."""
+    """Measure a line for each attack, alone and several at once, and for the idle loop."""
     lines: list[dict[str, object]] = []
     for max_model_len in arguments.max_model_len:
         service = make_app(max_model_len, arguments.body_bytes)

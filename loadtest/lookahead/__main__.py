@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pairs_of(asked: argparse.Namespace) -> list[Pair]:
-    """The pairs of the command line.
+    """Return the pairs of the command line.
 
     Raises:
         ValueError: a folder has no checkpoint, or there is a target without a draft.

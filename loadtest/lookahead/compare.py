@@ -71,7 +71,7 @@ def counts_of(run: Run) -> dict[str, Any]:
 
 
 def quality_of(bench: Bench, run: Run) -> dict[str, float]:
-    """The target's own mean log-probability per token, and how much of the text is distinct."""
+    """Return the target's mean log-probability per token, and the share of distinct text."""
     texts = [text.text for text in run.texts]
     return {
         "logprob": statistics.mean(bench.logprobs(run.texts)),

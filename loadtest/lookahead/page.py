@@ -34,7 +34,7 @@ def write_page(folder: Path) -> Path:
 
 
 def load(folder: Path) -> dict[str, Content]:
-    """The results of a folder by the names of their files.
+    """Read the results of a folder by the names of their files.
 
     Raises:
         ValueError: there are none, or one is not a result.
@@ -51,7 +51,7 @@ def load(folder: Path) -> dict[str, Content]:
 
 
 def render(kept: Mapping[str, Content], has_picture: bool) -> str:
-    """The page."""
+    """Render the page."""
     pairs = dict.fromkeys(content["settings"]["pair"] for content in kept.values())
     lines = [
         f"# Look-aheads of {', '.join(pairs)}",

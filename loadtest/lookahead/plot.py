@@ -57,7 +57,7 @@ def _ways(panel: Any, result: Mapping[str, Any]) -> None:
 
 
 def _thresholds(panel: Any, result: Mapping[str, Any]) -> None:
-    """The same of every pair of thresholds, by both rules; frontiers are lines."""
+    """Plot every pair of thresholds, by both rules; frontiers are lines."""
     for number, (rule, part) in enumerate(result["rules"].items()):
         colour = f"C{number}"
         best = sorted((line for line in part["lines"] if line["is_best"]), key=_passes)

@@ -94,7 +94,7 @@ class Run:
         return self.num_tokens / self.seconds
 
     def per_token(self, count: str) -> float:
-        """A count of all texts over their tokens: `num_passes` and the like."""
+        """Return a count of all texts over their tokens: `num_passes` and the like."""
         return float(sum(getattr(text, count) for text in self.texts)) / self.num_tokens
 
     def share(self, of: str) -> float:
@@ -147,7 +147,7 @@ class Bench:
         return Run(texts, elapsed_s)
 
     def logprobs(self, texts: Sequence[Text]) -> list[float]:
-        """The target's own mean log-probability per token of each text, after its prompt."""
+        """Return the target's own mean log-probability per token of each text, after its prompt."""
         ids = [[*text.prompt_ids, *text.token_ids] for text in texts]
         outputs = self._llm.generate(
             ids, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0), use_tqdm=False

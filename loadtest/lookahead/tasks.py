@@ -42,11 +42,11 @@ class Prompts:
     at_once: int = 1
 
     def part(self, start: int, end: int) -> Prompts:
-        """Some of them."""
+        """Return some of them."""
         return replace(self, asks=self.asks[start:end])
 
     def several(self, at_once: int) -> Prompts:
-        """The same, so many at a time."""
+        """Return them with so many at a time."""
         return replace(self, at_once=at_once)
 
 
@@ -91,7 +91,7 @@ def _concepts(rng: random.Random, concepts: Concepts) -> Ask:
 
 
 def _harmless(rng: random.Random, concepts: Concepts) -> Ask:
-    """A story that could go badly, which must have none of the sad words and one of the glad."""
+    """Return a story that could go badly; it must have no sad word and a glad one."""
     prompt = f"Write a short story about a {rng.choice(_SUBJECTS)} that is {rng.choice(_TROUBLES)}."
     parts = [
         {"reward": {"kind": "words", "forbidden": list(_SAD)}},
@@ -101,7 +101,7 @@ def _harmless(rng: random.Random, concepts: Concepts) -> Ask:
 
 
 def _syntactic(rng: random.Random, concepts: Concepts) -> Ask:
-    """A sentence with one comma, that ends with a full stop; and the first concept is in it."""
+    """Return a sentence with one comma, a full stop at its end, and the first concept."""
     pattern = r"[A-Z][^,.?!]*[^,.?! ], [^,.?!]*[^,.?! ]\."
     parts = [
         {"reward": {"kind": "pattern", "pattern": pattern, "match": "whole"}},
@@ -111,7 +111,7 @@ def _syntactic(rng: random.Random, concepts: Concepts) -> Ask:
 
 
 def _numeric(rng: random.Random, concepts: Concepts) -> Ask:
-    """A sentence of so many words, give or take one; and the first concept is in it."""
+    """Return a sentence of so many words, give or take one, with the first concept."""
     low = rng.randint(9, 14)
     parts = [
         {"reward": {"kind": "length", "unit": "words", "min": low, "max": low + 2}},

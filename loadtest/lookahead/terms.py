@@ -33,7 +33,7 @@ class Terms:
     temperature: float = 0.0
 
     def lookahead(self, reward: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The object of a request with this reward; None: the text is not steered."""
+        """Return a request's object with this reward; None if the text is not steered."""
         if self.method == "off":
             return None
         fields: dict[str, Any] = {
@@ -55,7 +55,7 @@ class Terms:
         return fields
 
     def by_rule(self, acceptance: str, thresholds: Thresholds | None = None) -> Terms:
-        """These by a rule, with the commit of its kind: a token in the paper, else the gain."""
+        """Return the terms for a rule, with its commit: a token in the paper, else the gain."""
         commit = "token" if acceptance == PAPER else "gain"
         a_t, r_t = thresholds or (self.accept_threshold, self.reward_threshold)
         return replace(
@@ -77,7 +77,7 @@ class Terms:
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """The options that CDLH and CDSL share."""
+    """Add the options that CDLH and CDSL share."""
     given = Terms()
     parser.add_argument(
         "--length", type=int, default=given.length, help="of a draft and of a roll-out"
@@ -88,7 +88,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rule(parser: argparse.ArgumentParser) -> None:
-    """The options of one rule, by default what is recommended."""
+    """Add the options of one rule; defaults are the recommended values."""
     given = Terms()
     parser.add_argument("--acceptance", choices=(PAPER, GAIN), default=given.acceptance)
     parser.add_argument(

@@ -35,7 +35,7 @@ class Grid:
     commits: Sequence[str]
 
     def of(self, terms: Terms) -> list[Terms]:
-        """All combinations, the rest as it is."""
+        """Return all combinations; other terms stay."""
         axes = product(self.lengths, self.accept_thresholds, self.reward_thresholds, self.commits)
         return [
             replace(terms, length=length, accept_threshold=a_t, reward_threshold=r_t, commit=commit)

@@ -24,7 +24,7 @@ def thresholds(
     accept: Sequence[float],
     reward: Sequence[float],
 ) -> dict[str, Any]:
-    """Every a_t with every r_t by either rule of acceptance, with CDLH of its commit beside it.
+    """Run every a_t with every r_t by either rule of acceptance, with CDLH of its commit beside it.
 
     `is_best`: on the frontier of its rule.
     """

@@ -95,7 +95,7 @@ class Cell:
 
 
 async def run_parameters(client: Client, parameters: list[str], seed: int) -> list[Cell]:
-    """Every cell of these rows."""
+    """Run every cell of these rows."""
     return [
         await _cell(client, parameter, constraint, seed, is_stream=is_stream)
         for parameter in parameters

@@ -50,7 +50,7 @@ class Counts:
 
 
 def bounded(schema: Any) -> Any:
-    """The schema with an end to every text that obeys it: no further keys, no endless numbers."""
+    """Bound the schema so that every text ends: no further keys, no endless numbers."""
     if isinstance(schema, list):
         return [bounded(one) for one in schema]
     if not isinstance(schema, dict):

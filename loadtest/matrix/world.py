@@ -131,7 +131,10 @@ def _whole(answer: dict[str, Any]) -> Outcome:
 
 
 def _streamed(text: str) -> Outcome:
-    """The same, put together from the events of a stream that has the usage at its end."""
+    """Return the outcome from the events of a stream.
+
+    The stream has the usage at its end.
+    """
     bodies = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     if bodies[-1] != "[DONE]":
         raise RuntimeError(f"a stream ended with {bodies[-1]}")

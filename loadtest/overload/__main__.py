@@ -156,7 +156,7 @@ HEAD = (
 
 
 def line(stretch: Stretch) -> str:
-    """A stretch for people, under `HEAD`."""
+    """Show a stretch for people, under `HEAD`."""
     first = "-" if stretch.first_text_s is None else "{:.2f} / {:.2f}".format(*stretch.first_text_s)
     refused = "-" if stretch.refusal_s is None else "{:.3f} / {:.3f}".format(*stretch.refusal_s[:2])
     return (

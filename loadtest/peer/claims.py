@@ -43,7 +43,7 @@ class PeerClaim:
 
 
 def peer_claims(lines: Sequence[PeerLine]) -> list[PeerClaim]:
-    """The claims that the lines have numbers for, place by place and threads by threads."""
+    """Return the claims that the lines have numbers for, place by place and threads by threads."""
     found: list[PeerClaim] = []
     places = dict.fromkeys((line.key.where, line.key.threads) for line in lines)
     for where, threads in places:
@@ -72,7 +72,7 @@ def _plain(name: str, lines: Sequence[PeerLine]) -> list[PeerClaim]:
 
 
 def _drafted(name: str, lines: Sequence[PeerLine]) -> list[PeerClaim]:
-    """The best of our drafted ways next to the best of theirs, in one task."""
+    """Compare the best of our drafted ways with the best of theirs, in one task."""
     drafted = [line for line in lines if line.key.way != PLAIN]
     ours = [line for line in drafted if line.key.side == OURS]
     theirs = [line for line in drafted if line.key.side == LLAMA]

@@ -82,7 +82,7 @@ class PeerBench:
         self._record.skipped = skipped
 
     def measure(self, where: str, threads: int) -> None:
-        """All tasks in one place with so many threads."""
+        """Measure all tasks in one place with so many threads."""
         with self._ours(where, threads) as ours:
             assisted = self._assisted() if where == "engine" else {}
             for task, prompts in self._tasks.items():
@@ -200,7 +200,7 @@ class PeerBench:
         return tasks, encode(_WARM_UP)
 
     def _drawn(self, drafter: str | None) -> list[Way]:
-        """The ways of one drafter: each k, and adaptive."""
+        """Return the ways of one drafter: each k, and adaptive."""
         ahead = "" if drafter is None else f"{drafter} "
         fixed = [Way(f"{ahead}k={k}", k, drafter) for k in self._arguments.k if k > 0]
         return [*fixed, Way(f"{ahead}adaptive", None, drafter)]

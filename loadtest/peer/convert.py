@@ -23,7 +23,7 @@ _PRE_TOKENIZER = "gpt-2"
 
 
 def gguf_of(folder: Path, file: Path, script: Path | None) -> Path:
-    """The GGUF file of a checkpoint, made with the converter where it is not there.
+    """Return the GGUF file of a checkpoint; the converter makes it if it is missing.
 
     Raises:
         ValueError: it is not there and there is no converter, or converting failed.

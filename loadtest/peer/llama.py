@@ -61,7 +61,7 @@ LOOKUPS: Mapping[str, Sequence[str]] = {
 
 
 def draft_options(draft: Path, k: int) -> tuple[str, ...]:
-    """The options with which a draft model drafts `k` tokens a round."""
+    """Return the options with which a draft model drafts `k` tokens a round."""
     return (
         *("--spec-type", "draft-simple", "--spec-draft-model", str(draft)),
         *("--spec-draft-n-max", str(k), "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
@@ -77,7 +77,7 @@ class LlamaCpp:
     max_model_len: int
 
     def command(self, port: int, threads: int, options: Sequence[str]) -> list[str]:
-        """The command line of a server with one place."""
+        """Return the command line of a server with one place."""
         return [
             *(str(self.binary), "--model", str(self.target)),
             *("--host", "127.0.0.1", "--port", str(port), "--parallel", "1"),
@@ -118,7 +118,7 @@ class LlamaClient:
         self._client = client
 
     def ask(self, prompt: Sequence[int], num_tokens: int) -> Timed:
-        """One answer of at most `num_tokens`, timed by the server's own clock.
+        """Return one answer of at most `num_tokens`, timed by the server's own clock.
 
         Raises:
             RuntimeError: the server refused, or its answer has no timings.
@@ -129,7 +129,7 @@ class LlamaClient:
         return timed_by_server(answer.json())
 
     def ask_streamed(self, prompt: Sequence[int], num_tokens: int) -> Timed:
-        """The same, streamed and timed by the client's clock.
+        """Return one answer, streamed and timed by the client's clock.
 
         Raises:
             RuntimeError: the server refused, or the stream has no end.

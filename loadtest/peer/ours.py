@@ -165,7 +165,7 @@ class Service:
         self._model = model
 
     def ask(self, prompt: Sequence[int], num_tokens: int, way: Way) -> Timed:
-        """One greedy answer, streamed and timed by the client's clock.
+        """Return one greedy answer, streamed and timed by the client's clock.
 
         Raises:
             RuntimeError: it is an error.

@@ -114,7 +114,7 @@ def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def print_lines(lines: Sequence[PeerLine]) -> None:
-    """A table of all lines, those that are compared next to each other."""
+    """Print a table of all lines, with compared lines next to each other."""
     print(
         f"\n{'where':8}{'threads':>8}  {'task':12}{'side':14}{'way':22}"
         f"{'tokens/s':>9}{'accepted':>10}"

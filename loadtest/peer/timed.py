@@ -90,7 +90,7 @@ class PeerLine:
 
     @classmethod
     def of_record(cls, values: dict[str, Any]) -> PeerLine:
-        """The line that `record` wrote, without its token ids."""
+        """Read the line that `record` wrote, without its token ids."""
         key = Key(*(values[name] for name in ("where", "threads", "task", "side", "way")))
         columns = [values[name] for name in _KEPT]
         runs = [

@@ -29,7 +29,7 @@ def interleave(
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """The median over repeats of the ratio within a repeat."""
+    """Return the median over repeats of the ratio within a repeat."""
     ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
     return statistics.median(ratios)
 

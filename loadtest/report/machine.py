@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it, else the architecture."""
+    """Return the processor's name if the system has it, else the architecture."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -45,7 +45,7 @@ class BestRatio:
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
-    """The median over turns of above / below.
+    """Return the median over turns of above / below.
 
     Args:
         above, below: rates of two lines, in order of turns.
@@ -64,7 +64,7 @@ def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> E
 def ratio_to_best(
     line: Sequence[float], others: Mapping[str, Sequence[float]], seed: int = 0
 ) -> BestRatio:
-    """The median over turns of `line` over the best of `others`, picked on the other turns.
+    """Return the median over turns of `line` over the best of `others`, picked on other turns.
 
     Args:
         line: its rates, in order of turns.
@@ -84,7 +84,9 @@ def ratio_to_best(
 
 
 def wilson(num_found: int, num_asked: int) -> Estimate:
-    """A share with Wilson's interval, which is all of 0 to 1 where nothing was asked.
+    """Return a share with Wilson's interval.
+
+    The interval is all of 0 to 1 if no question was asked.
 
     Source: Wilson, J. Am. Stat. Assoc. 22 (1927) 209.
     """
@@ -97,7 +99,7 @@ def wilson(num_found: int, num_asked: int) -> Estimate:
 
 
 def mean_difference(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean of `above` less that of `below`, of the same questions in the same order.
+    """Return the mean of `above` less that of `below`, for the same questions in the same order.
 
     Questions are drawn again as pairs (bootstrap).
 
@@ -112,7 +114,7 @@ def mean_difference(above: Sequence[float], below: Sequence[float], seed: int = 
 
 
 def ratio_of_totals(above: Totals, below: Totals, seed: int = 0) -> Estimate:
-    """The ratio of two averages, each a count over what it is counted by, all questions together.
+    """Return the ratio of two averages, each a sum of counts over a sum of units.
 
     Questions are drawn again as pairs (bootstrap).
 
@@ -136,7 +138,7 @@ def ratio_of_totals(above: Totals, below: Totals, seed: int = 0) -> Estimate:
 
 
 def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:
-    """The line with the highest median rate over every second turn."""
+    """Return the line with the highest median rate over every second turn."""
     return max(lines, key=lambda name: statistics.median(lines[name][start::2]))
 
 

@@ -166,10 +166,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def groups(num_groups: int) -> list[list[Case]]:
-    """The streams that come and leave together: three free ones and three under a schema each.
+    """Return the streams that come and leave together: three free ones, three with a schema.
 
     The first group, which stays, is smaller and does not draft: one replica of each kind is enough.
-    A draft on the same cores is busy for half of the time with one stream as with fifteen, because
+    A draft on the same cores is as busy with one stream as with fifteen, half of the time, because
     those share its passes.
     """
     free, constrained = free_cases(3 * num_groups), constrained_cases(3 * num_groups)

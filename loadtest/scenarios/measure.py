@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def planning(self) -> dict[int, Estimate]:
-        """By k, the ratio of k pinned inside the planner's machinery to the same k fixed."""
+        """The ratio, by k, of k pinned inside the planner's machinery to the same k fixed."""
         rates = self.rates
         return {k: ratio_of(rates[pinned_name(k)], rates[name_of(k)]) for k in self.pinned}
 
@@ -129,7 +129,7 @@ class Outcome:
 
 
 def pinned_name(k: int) -> str:
-    """The name of the line that has `k` inside the planner's machinery."""
+    """Return the name of the line that has `k` inside the planner's machinery."""
     return f"pinned k={k}"
 
 
@@ -171,7 +171,10 @@ def num_runs(scenario: Scenario, plan: Plan) -> int:
 
 
 def _pinned(scenario: Scenario, plan: Plan) -> Sequence[int]:
-    """None over HTTP: a service makes its planner itself."""
+    """Return the k that are pinned.
+
+    There is none over HTTP, because a service makes its planner itself.
+    """
     return () if scenario.where == "http" else plan.pinned
 
 

@@ -98,7 +98,7 @@ def _always_stories(kind: str, count: int) -> list[list[int]]:
 
 
 def _real_prompts(kind: str, count: int) -> list[list[int]]:
-    """The prompts of a kind, over again where they are too few."""
+    """Return the prompts of a kind, repeated if they are too few."""
     texts = read_prompts()[_REAL_KINDS[kind]]
     tokenizer = _tokenizer()
     return [

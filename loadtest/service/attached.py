@@ -31,7 +31,7 @@ class Attached:
         return gcs_address(self.processes())
 
     def processes(self) -> list[psutil.Process]:
-        """All its living processes, the root first."""
+        """Return all its living processes, the root first."""
         found: dict[psutil.Process, None] = {}
         for root in self.roots:
             with contextlib.suppress(psutil.Error):
@@ -54,7 +54,7 @@ def gcs_address(processes: Iterable[psutil.Process]) -> str:
 
 
 def attach(url: str) -> Attached:
-    """The service that listens at `url`.
+    """Return the service that listens at `url`.
 
     Raises:
         ValueError: nobody listens there, or no Serve proxy of this user does.
@@ -91,7 +91,7 @@ def _daemons(folder: str, raylet: psutil.Process) -> list[psutil.Process]:
 
 
 def _option(process: psutil.Process, name: str) -> str:
-    """The value after `name=` on the command line, or ""."""
+    """Return the value after `name=` on the command line, or ""."""
     with contextlib.suppress(psutil.Error):
         for word in process.cmdline():
             if word.startswith(f"{name}="):

@@ -80,7 +80,7 @@ class PrivateCluster:
         return str(self._nodes.gcs_address)
 
     def add(self, role: Role) -> Any:
-        """A node of this role, alive; give it to `remove`."""
+        """Add a node of this role, alive; give it to `remove`."""
         return self._nodes.add_node(
             num_cpus=role.num_cpus,
             num_gpus=role.num_gpus,
@@ -140,7 +140,7 @@ class PrivateCluster:
 
 @contextlib.contextmanager
 def private_cluster() -> Iterator[PrivateCluster]:
-    """A head node until the block ends, then nothing is left of it."""
+    """Yield a head node until the block ends, then remove all of it."""
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
@@ -176,11 +176,12 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
-    """A config for real nodes and GPUs, with as little changed as lets it run on nodes in name.
+    """Change a config for real nodes and GPUs as little as possible, to run on nodes in name.
 
-    The demo pair in place of its models, in float32 (only there 4 ranks give the text of 1), on
-    CPUs, with a context and a KV cache that fit them; the demo's name; one HTTP proxy, because all
-    nodes share one port; as many replicas as autoscaling begins with. Placement stays as it is.
+    The demo pair replaces its models, in float32 (only there 4 ranks give the text of 1), on CPUs,
+    with a context and a KV cache that fit them, and the demo's name. There is one HTTP proxy,
+    because all nodes share one port, and as many replicas as autoscaling begins with. Placement
+    stays as it is.
     """
     config: Config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["proxy_location"] = "HeadOnly"
@@ -208,14 +209,14 @@ def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
 
 
 def deployment(config: Config, name: str) -> dict[str, Any]:
-    """The `deployments` entry of that name, to be read and changed in place."""
+    """Return the `deployments` entry of that name, to be read and changed in place."""
     [application] = config["applications"]
     [found] = [entry for entry in application["deployments"] if entry["name"] == name]
     return _dict(found)
 
 
 def arguments(config: Config) -> dict[str, Any]:
-    """The `args` of the application, to be read and changed in place."""
+    """Return the `args` of the application, to be read and changed in place."""
     [application] = config["applications"]
     return _dict(application["args"])
 

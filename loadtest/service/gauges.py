@@ -74,7 +74,7 @@ class GaugeWatch:
 
 
 def gauges(text: str) -> dict[str, float]:
-    """The gauges of an exposition; one with labels of several values counts with their sum.
+    """Return the gauges of an exposition; several label values count with their sum.
 
     Other lines are not parsed: a page has more than a thousand, and a load whose event loop parsed
     them all would send its requests late.

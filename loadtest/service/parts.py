@@ -107,7 +107,7 @@ def is_stopped(process: psutil.Process) -> bool:
 
 
 def family(folder: Path) -> list[psutil.Process]:
-    """Every living process that was started for the service with this private folder."""
+    """Return every living process that was started for the service with this private folder."""
     marker = f"RAY_TMPDIR={folder}".encode()
     found = []
     for process in psutil.process_iter():
@@ -140,7 +140,7 @@ class Watchable(Watched, Protocol):
     """A service whose processes are looked at: `Served`, `Attached`."""
 
     def processes(self) -> list[psutil.Process]:
-        """All its living processes, the root first."""
+        """Return all its living processes, the root first."""
 
 
 class FaultService:
@@ -211,7 +211,7 @@ class FaultService:
         self._expected = {kind: len(found) for kind, found in self.parts().items()}
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
-        """Each replica's own counters, by deployment."""
+        """Return each replica's own counters, by deployment."""
         return {
             name: list(handle.broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S))
             for name, handle in self._handles.items()
@@ -276,7 +276,7 @@ def unhealthy() -> str:
 
 
 def actors() -> list[Part]:
-    """The living actors that have a part. Needs `ray.init`."""
+    """Return the living actors that have a part. Needs `ray.init`."""
     import ray._private.state as state  # the public state API needs the dashboard
 
     table = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]

@@ -46,7 +46,7 @@ class Served:
     folder: Path
 
     def log(self) -> str:
-        """The output of `serve run` so far."""
+        """Return the output of `serve run` so far."""
         return self.log_path.read_text(errors="replace")
 
     def stop(self) -> int:
@@ -160,7 +160,7 @@ def private_environment(folder: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+    """Return a TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -169,7 +169,7 @@ def free_port() -> int:
 def _write_config(
     source: Path, folder: Path, port: int, change: Callable[[Config], None] | None
 ) -> tuple[Path, str]:
-    """The file that is served, and what precedes the paths of its (first) application."""
+    """Write the served file; return it and the prefix of its (first) application's paths."""
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
     config["http_options"]["port"] = port
     if change is not None:

@@ -79,11 +79,11 @@ class Learning:
         }
 
     def joint(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
-        """A session planned with all others."""
+        """Plan a session with all others."""
         return self._planned(self.planner)
 
     def alone(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
-        """A session that decides for itself, from the same measured costs."""
+        """Plan a session that decides for itself, from the same measured costs."""
         return self._planned(RouterPlanner(self.planner.costs, self._clock))
 
     def _planned(self, planner: RouterPlanner) -> tuple[SessionPlanner, PassCosts]:
@@ -155,7 +155,7 @@ def _outcome(tokens_per_s: float, world: World, learning: Sequence[Learning]) ->
 
 
 def line(base_ms: float, row_ms: float) -> Callable[[int, int], float]:
-    """A pass of `base_ms` and `row_ms` for each row."""
+    """Return the time of a pass: `base_ms` and `row_ms` for each row."""
     return lambda num_rows, num_sessions: base_ms + row_ms * num_rows
 
 
@@ -172,7 +172,7 @@ GPU_FULL = Machine(  # compute-bound from 32 rows on
 
 
 def constant(acceptance: float) -> Acceptance:
-    """The same all the time."""
+    """Return an acceptance that never changes."""
     return lambda now_ms: acceptance
 
 
@@ -237,7 +237,7 @@ def scenarios() -> list[Scenario]:
 
 
 def measure(scenario: Scenario, seconds: float, seed: int) -> dict[str, object]:
-    """A line of the table: tokens/s of every policy, and the planner's own figures."""
+    """Measure a line of the table: tokens/s of every policy, and the planner's own figures."""
     plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
     fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
     best = max(fixed, key=fixed.__getitem__)

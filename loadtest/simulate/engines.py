@@ -83,7 +83,7 @@ class SimulatedTarget:
         self._kick()
 
     def forget(self, session_id: str) -> None:
-        """The session is over."""
+        """End the session."""
         self._forming.forget(session_id)
         self._jobs.pop(session_id, None)
         self._kick()
@@ -163,7 +163,7 @@ class SimulatedDraft:
         self._kick()
 
     def forget(self, session_id: str) -> None:
-        """The session is over."""
+        """End the session."""
         self._jobs.pop(session_id, None)
 
     def _kick(self) -> None:

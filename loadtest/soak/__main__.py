@@ -85,7 +85,7 @@ def _not_idle(gauges: GaugeWatch, at_s: float) -> list[str]:
 def _service(
     arguments: argparse.Namespace, report: Report
 ) -> Iterator[tuple[Watchable, FaultService]]:
-    """The service at --url, or one of this command's own, whose log must have no errors."""
+    """Yield the service at --url, or one of this command's own, whose log must have no errors."""
     if arguments.url:
         attached = attach(arguments.url)
         with FaultService(attached) as watched:

@@ -151,7 +151,7 @@ def _theory(values: Sequence[str], picture: Path | None) -> list[str]:
 
 
 def _lasting(words: Sequence[str]) -> list[str]:
-    """The words without those that only say which parts to run now."""
+    """Return the words without those that only say which parts to run now."""
     kept: list[str] = []
     is_passing = False
     for word in words:

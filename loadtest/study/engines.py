@@ -178,7 +178,7 @@ class Engines:
         self._run_numbers = count()
 
     def __enter__(self) -> Self:
-        """Nothing more to do."""
+        """Return itself; nothing more to do."""
         return self
 
     def __exit__(
@@ -249,7 +249,7 @@ class Engines:
 
 
 def _lookup_limits(way: Way) -> SpeculationLimits:
-    """The defaults of prompt lookup, at this k."""
+    """Return the defaults of prompt lookup, at this k."""
     return SpeculationLimits(
         method=LOOKUP,
         num_speculative_tokens="adaptive" if way.k is None else way.k,

@@ -52,7 +52,7 @@ class Expected:
 
 
 def choice_of(task: str, draft: str, lines: list[Mapping[str, Any]]) -> Choice:
-    """The best fixed k of measured lines, and what is about as good."""
+    """Choose the best fixed k of measured lines, and the range of about equal ones."""
     speed_ups = {0: 1.0} | fixed(lines)
     best = best_measured_length(speed_ups)
     good = [k for k, speed in speed_ups.items() if speed >= _AS_GOOD * speed_ups[best]]
@@ -73,7 +73,7 @@ def choice_of(task: str, draft: str, lines: list[Mapping[str, Any]]) -> Choice:
 
 
 def findings_of(content: Content) -> dict[str, Any]:
-    """All of it, ready for JSON: what other pages show of a study."""
+    """Return all figures of a study that other pages show, ready for JSON."""
     draft = chosen_draft(content)
     temperature = content["settings"]["temperature"]
     best = []
@@ -122,7 +122,7 @@ def are_compared(content: Content) -> bool:
 
 
 def chosen_draft(content: Content) -> str:
-    """The draft with the largest speed-up, geometric mean over tasks; the first if unmeasured."""
+    """Return the draft with the largest speed-up, geometric mean over tasks; else the first."""
     drafts: list[str] = content["settings"]["drafts"]
     if not are_compared(content):
         return drafts[0]
@@ -177,9 +177,9 @@ def expected(content: Content, draft: str, task: str, temperature: float) -> lis
 def expected_best(
     content: Content, draft: str, task: str, temperature: float
 ) -> tuple[int, float] | None:
-    """The k that measured acceptance and pass times make the best, and its speed-up (1.0 at 0).
+    """Return the best k by measured acceptance and pass times, and its speed-up (1.0 at 0).
 
-    None: one of them was not measured.
+    It is None if one of the two was not measured.
     """
     lines = expected(content, draft, task, temperature)
     if not lines:
@@ -190,7 +190,7 @@ def expected_best(
 
 
 def batches(content: Content, draft: str) -> dict[int, Choice]:
-    """The best fixed k by batch."""
+    """Return the best fixed k by batch."""
     found = {
         int(batch): choice_of("all", draft, part["lines"])
         for (of, batch), part in parts_of(content, "batch")
@@ -200,7 +200,7 @@ def batches(content: Content, draft: str) -> dict[int, Choice]:
 
 
 def last_paying_batch(content: Content, draft: str) -> int | None:
-    """The largest batch up to which some fixed k is faster than plain decoding; None: none."""
+    """Return the largest batch up to which some fixed k beats plain decoding; None without one."""
     last = None
     for batch, choice in batches(content, draft).items():
         if choice.speed_up <= _PAYS:

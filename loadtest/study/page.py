@@ -37,7 +37,7 @@ def write_page(content: Content, folder: Path) -> Path:
 
 
 def render(content: Content, pictures: Sequence[str]) -> str:
-    """The page; sections that were not measured are left out."""
+    """Render the page; sections that were not measured are left out."""
     settings = content["settings"]
     lines = [
         f"# Study of {settings['target']} with {', '.join(settings['drafts'])}",
@@ -96,7 +96,7 @@ def _advice(content: Content) -> list[str]:
 
 
 def k_and_as_good(choice: Choice) -> str:
-    """The best k, and the range of those within 3% of it."""
+    """Show the best k, and the range of those within 3% of it."""
     low, high = choice.as_good
     return str(choice.k) if low == high else f"{choice.k} ({low}-{high})"
 

@@ -77,7 +77,7 @@ def load_prompts(
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a file.
+    """Read all prompts of a file.
 
     Raises:
         ValueError: as `load_prompts`.
@@ -180,7 +180,7 @@ def _chats(mixture: Mixture, rng: random.Random, kind: str) -> Iterator[Conversa
 
 
 def _schema_in(text: str) -> str | None:
-    """The JSON schema that a prompt of the demo quotes."""
+    """Return the JSON schema that a prompt of the demo quotes."""
     _, mark, rest = text.partition(_SCHEMA_MARK)
     if not mark:
         return None

@@ -72,7 +72,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def parts_of(content: dict[str, Any], section: str) -> Iterator[tuple[tuple[str, ...], Part]]:
-    """The parts of a section, each with the words of its name after the section's."""
+    """Yield the parts of a section, each with the words of its name after the section's."""
     for name, part in content["parts"].items():
         first, *rest = name.split("/")
         if first == section:

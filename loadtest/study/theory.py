@@ -34,7 +34,7 @@ def speed_up(tokens_per_round: float, k: int, cost_ratio: float) -> float:
 
 
 def best_length(acceptance: float, cost_ratio: float, highest: int = HIGHEST_K) -> int:
-    """The k of 0 to `highest` with the largest speed-up; the smallest of several."""
+    """Return the k of 0 to `highest` with the largest speed-up; the smallest of several."""
     return max(
         range(highest + 1),
         key=lambda k: (speed_up(constant_tokens(acceptance, k), k, cost_ratio), -k),
@@ -42,7 +42,7 @@ def best_length(acceptance: float, cost_ratio: float, highest: int = HIGHEST_K) 
 
 
 def best_measured_length(speed_ups: Mapping[int, float]) -> int:
-    """The k with the largest speed-up, 0 where none is above plain decoding's 1.0."""
+    """Return the k with the largest speed-up, 0 if none is above plain decoding's 1.0."""
     best = max(speed_ups, key=lambda k: (speed_ups[k], -k), default=0)
     return best if speed_ups and speed_ups[best] > 1.0 else 0
 

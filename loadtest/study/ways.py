@@ -74,7 +74,7 @@ def lines_by_turns(
 def measure_ways(
     engines: Engines, asks: Sequence[Ask], ways: Sequence[Way], batch: int, repeats: int, rate: Rate
 ) -> list[Line]:
-    """The ways of one draft, plain decoding among them, after a short run of each."""
+    """Measure the ways of one draft, plain decoding among them, after a short run of each."""
     lines: dict[str, Callable[[], Served]] = {
         way.name: partial(engines.run, asks, way, batch) for way in ways
     }

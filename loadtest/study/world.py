@@ -77,7 +77,7 @@ class World:
     def asks(
         self, task: str | None = None, *, temperature: float | None = None, is_exact: bool = False
     ) -> list[Ask]:
-        """The requests of a task, or of all tasks by turns, each with a seed of its own.
+        """Return the requests of a task, or of all tasks by turns, each with a seed of its own.
 
         With `is_exact` no eos ends an answer.
         """
@@ -97,7 +97,7 @@ class World:
         ]
 
     def under_schemas(self) -> list[Ask]:
-        """The requests whose prompt has a schema, held to it."""
+        """Return the requests whose prompt has a schema, held to it."""
         return [
             replace(ask, schema=prompt.schema)
             for prompt, ask in zip(self.prompts, self._in_order(), strict=True)

@@ -25,7 +25,7 @@ MESSAGES = [{"role": "user", "content": STORY}]
 
 
 def of(service: Service, provider: str = "openai") -> dict[str, Any]:
-    """The arguments that say whom to ask."""
+    """Return the arguments that name the server and the model."""
     return {
         "model": f"{provider}/{service.model}",
         "api_base": service.base_url,

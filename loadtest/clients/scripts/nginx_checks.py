@@ -46,7 +46,7 @@ def occupy(service: Service, seed: int) -> float:
 
 
 def stream_times(service: Service, **options: Any) -> tuple[str, list[float]]:
-    """The text, and when each chunk came, in seconds since it was asked for."""
+    """Return the text, and the time of each chunk in seconds since the request."""
     began_s, text, times = time.monotonic(), "", []
     for chunk in client_of(service).chat.completions.create(
         **asked(service, **options), stream=True
@@ -57,7 +57,7 @@ def stream_times(service: Service, **options: Any) -> tuple[str, list[float]]:
 
 
 def whole_times(service: Service) -> tuple[str, list[float]]:
-    """The text, and when it came."""
+    """Return the text and the time of its arrival."""
     began_s = time.monotonic()
     answer = client_of(service).chat.completions.create(**asked(service))
     return answer.choices[0].message.content or "", [time.monotonic() - began_s]

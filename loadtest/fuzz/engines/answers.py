@@ -94,7 +94,7 @@ def broken_terms(request: GenerationRequest, answer: Answer) -> list[str]:
 
 
 def own_ends(request: GenerationRequest) -> set[int]:
-    """The ids that end a request's text."""
+    """Return the ids that end a request's text."""
     eos_ids = () if request.ignore_eos else request.eos_ids
     return {*eos_ids, *request.stop_token_ids}
 

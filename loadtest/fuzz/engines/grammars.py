@@ -29,7 +29,7 @@ _KINDS = ("json_schema", "json_schema", "json_object", "regex", "choice", "rules
 
 
 def random_grammar(rng: random.Random) -> Grammar:
-    """One that this service compiles."""
+    """Return a grammar that this service compiles."""
     match rng.choice(_KINDS):
         case "json_schema":
             return Grammar(kind="json_schema", text=json.dumps(random_schema(rng)))
@@ -45,7 +45,7 @@ def random_grammar(rng: random.Random) -> Grammar:
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A JSON schema; the root is an object, open ones among them."""
+    """Return a JSON schema; the root is an object, open ones among them."""
     if depth == 0:
         return _object(rng, depth)
     makers = [_string, _number, _integer, _enum, _scalar]

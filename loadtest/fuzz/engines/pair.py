@@ -37,7 +37,7 @@ _NOISE = 0.01  # of the draft's weights
 
 @cache
 def pair_folder() -> Path:
-    """A folder with `target` and `draft`, written once per process and removed at its end."""
+    """Return a folder with `target` and `draft`, written once per process, removed at its end."""
     transformers_logging.disable_progress_bar()
     folder = Path(tempfile.mkdtemp(prefix="outrider-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -51,12 +51,12 @@ def pair_folder() -> Path:
 
 @cache
 def fuzz_tokenizer() -> Tokenizer:
-    """The pair's tokenizer."""
+    """Return the pair's tokenizer."""
     return Tokenizer.load(pair_folder() / "target")
 
 
 def grammar_host(max_cached_grammars: int = 32) -> GrammarHost:
-    """A fresh constraint host for the pair's vocabulary."""
+    """Return a fresh constraint host for the pair's vocabulary."""
     vocabulary = VocabularyInfo(
         tokenizer_json=(_DEMO / "tokenizer.json").read_text(encoding="utf-8"),
         vocab_size=VOCAB_SIZE,
@@ -69,7 +69,7 @@ def grammar_host(max_cached_grammars: int = 32) -> GrammarHost:
 def with_grammars(
     case: Callable[[int, GrammarHost], Awaitable[Outcome]],
 ) -> Callable[[], AbstractAsyncContextManager[RunCase]]:
-    """A part of the fuzzer whose cases, by their seed, share one constraint host."""
+    """Make a part of the fuzzer whose cases, by their seed, share one constraint host."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[RunCase]:

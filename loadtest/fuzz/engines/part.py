@@ -59,9 +59,9 @@ open_engines = with_grammars(_case)
 
 
 async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) -> list[Answer]:
-    """Each request's answer from a target of its own, one after the other, without drafts.
+    """Return each request's answer from a target of its own, one after the other, without drafts.
 
-    `rejection` without drafts is asked as `coupled`: they are the same text.
+    `rejection` without drafts is requested as `coupled`, because they give the same text.
     """
     constraint = LocalConstraintPool(host)
     target = TargetEngine(emptied(reference_runner()), LocalMaskSource(constraint.host), epoch=1)
@@ -140,7 +140,7 @@ async def _crowded(
 
 
 def judged(request: GenerationRequest, alone: Answer, answer: Answer, host: GrammarHost) -> Outcome:
-    """An answer beside the one that the same request got alone and undrafted."""
+    """Compare an answer with the one that the same request got alone and undrafted."""
     outcome = Outcome(Counter(_counts(request, answer)))
     outcome.complaints += broken_terms(request, answer)
     rule = RULES[request.sampling.verification]

@@ -40,7 +40,7 @@ def random_requests(
 
 
 def undrafted(request: GenerationRequest) -> GenerationRequest:
-    """The same request with speculation switched off, under another id."""
+    """Return the same request with speculation switched off, under another id."""
     return dataclasses.replace(
         request,
         request_id=f"{request.request_id}-alone",
@@ -92,7 +92,7 @@ def _request(
 
 
 def _of_list(rng: random.Random, request: GenerationRequest) -> GenerationRequest:
-    """The request for one of a list of texts, with what goes with that."""
+    """Change the request to one of a list of texts, with matching fields."""
     stem = random_ids(rng, 4)
     choices = {
         tuple((stem[: rng.randint(0, 4)] + random_ids(rng, rng.randint(1, 9)))[: rng.randint(1, 9)])

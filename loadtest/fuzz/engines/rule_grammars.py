@@ -33,7 +33,7 @@ _MAX_DEPTH = 3
 
 
 def random_rules(rng: random.Random, make_schema: MakeSchema) -> Grammar:
-    """A grammar of one of `KINDS`."""
+    """Return a grammar of one of `KINDS`."""
     match rng.choice(KINDS):
         case "lark":
             return rng.choice((_nested_lark, _json_lark))(rng, make_schema)
@@ -108,7 +108,7 @@ def _regular_ebnf(rng: random.Random) -> Grammar:
 
 
 def _part(rng: random.Random, rules: list[str], depth: int) -> tuple[str, str]:
-    """A right side in EBNF and the same as a pattern."""
+    """Return a right side in EBNF and the same as a pattern."""
     shape = rng.choice(("literal", "class")) if depth >= _MAX_DEPTH else rng.choice(_SHAPES)
     if shape == "literal":
         word = rng.choice(_LITERALS)
@@ -198,7 +198,7 @@ def _tags_fault(tag: dict[str, Any], text: str) -> str:
 
 
 def _json_first(text: str) -> tuple[str, str]:
-    """The JSON that a text begins with, and the rest; an empty one where there is none."""
+    """Split a text into the JSON that it begins with, and the rest; "" if there is none."""
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except ValueError:

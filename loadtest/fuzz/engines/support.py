@@ -23,7 +23,7 @@ _MASK_ROWS = 16  # in one request
 
 
 def undrawable(request: GenerationRequest, ids: tuple[int, ...], host: GrammarHost) -> list[str]:
-    """The first token of a text that its target cannot draw there; none if it can draw all."""
+    """Return the first token of a text that its target cannot draw there; none if it can."""
     runner = emptied(reference_runner())
     whole = [*request.prompt_ids, *ids]
     table = runner.pool.new_table()
@@ -61,7 +61,7 @@ def undrawable(request: GenerationRequest, ids: tuple[int, ...], host: GrammarHo
 def _masks(
     request: GenerationRequest, ids: tuple[int, ...], host: GrammarHost
 ) -> list[bytes | None]:
-    """The mask of each token's row."""
+    """Return the mask of each token's row."""
     if request.grammar is None:
         return [None] * len(ids)
     name = f"{request.request_id}-support"

@@ -59,7 +59,7 @@ _MAX_DEPTH = 3
 
 
 def random_tool_schema(rng: random.Random) -> tuple[str, Any]:
-    """A draft, and a schema of arguments in its words; wrong in places half of the time."""
+    """Return a draft, and a schema of arguments in its words; wrong in places half of the time."""
     draft = rng.choice(list(DRAFTS))
     schema = _Writer(rng, draft).root()
     if rng.random() < 0.5:
@@ -233,9 +233,9 @@ def disobeyed_schema(draft: str, schema: Any, loosened: Sequence[Loosened], text
 
 
 def _left(schema: Any, loosened: Sequence[Loosened]) -> Any:
-    """The schema without the parts that were loosened; None: nothing that can be judged is left.
+    """Return the schema without the loosened parts; None if nothing is left that can be judged.
 
-    Written anew, from what `Loosened` promises: a part that a path leads to says nothing.
+    It is written anew from the promise of `Loosened`: a part that a path leads to allows anything.
     """
     if not isinstance(schema, dict) or any(not part.steps for part in loosened):
         return None

@@ -75,7 +75,7 @@ def _tried(
 
 
 def _written(rng: random.Random, compiled: CompiledGrammar) -> str | None:
-    """A random text under the masks; None: it found no end."""
+    """Return a random text under the masks; None if it found no end."""
     state = compiled.start()
     ids: list[int] = []
     try:

@@ -30,19 +30,19 @@ _NO_NOTICES_S = 1e6
 
 @cache
 def reference_runner() -> ModelRunner:
-    """A target that shares no prefixes and has room for everything."""
+    """Return a target that shares no prefixes and has room for everything."""
     return _runner("target", max_num_batched_tokens=MAX_MODEL_LEN, enable_prefix_caching=False)
 
 
 @cache
 def target_runner() -> ModelRunner:
-    """The target that sessions crowd on."""
+    """Return the target that sessions crowd on."""
     return _runner("target")
 
 
 @cache
 def draft_runner() -> ModelRunner:
-    """The draft that goes with it."""
+    """Return the draft that goes with it."""
     return _runner("draft")
 
 
@@ -63,7 +63,7 @@ def _runner(
 
 
 def emptied(runner: ModelRunner, num_blocks: int = _NUM_BLOCKS) -> ModelRunner:
-    """The runner with an empty pool of the first `num_blocks` blocks of its storage."""
+    """Return the runner with an empty pool of the first `num_blocks` blocks of its storage."""
     runner.pool = BlockPool(min(num_blocks, _NUM_BLOCKS), BLOCK_SIZE)
     return runner
 

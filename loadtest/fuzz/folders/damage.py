@@ -68,7 +68,7 @@ def _pointer(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _flip(rng: random.Random, folder: Path) -> list[str]:
-    """Some bits of a small file, or of the weights' header."""
+    """Flip some bits of a small file, or of the weights' header."""
     name = rng.choice(_ALL)
     path = folder / name
     content = bytearray(path.read_bytes() if path.is_file() else b"")
@@ -95,14 +95,14 @@ def _mark(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _other_kind(rng: random.Random, folder: Path) -> list[str]:
-    """Another JSON value in place of a whole file."""
+    """Replace a whole file with another JSON value."""
     name = rng.choice(_JSON)
     (folder / name).write_text(json.dumps(rng.choice(_VALUES)))
     return [name]
 
 
 def _other_value(rng: random.Random, folder: Path) -> list[str]:
-    """Another value of a key, or none."""
+    """Change or remove the value of a key."""
     name = rng.choice((CONFIG, CONFIG, CONFIG, GENERATION, SETTINGS, WORDS))
     content = _read(folder / name)
     if not content:
@@ -121,7 +121,7 @@ def _other_value(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _twice(rng: random.Random, folder: Path) -> list[str]:
-    """A key that is given twice, as merges of two edits leave it."""
+    """Repeat a key, like merges of two edits do."""
     name = rng.choice((CONFIG, GENERATION, SETTINGS))
     content = _read(folder / name)
     if content:
@@ -148,7 +148,7 @@ def _template(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _shards(rng: random.Random, folder: Path) -> list[str]:
-    """The weights under another name, with an index that is right, wrong or not there."""
+    """Move the weights to another name, with an index that is right, wrong or absent."""
     name = rng.choice(
         ("model-00001-of-00001.safetensors", "weights.safetensors", "model.safetensor")
     )
@@ -169,7 +169,7 @@ def _shards(rng: random.Random, folder: Path) -> list[str]:
 
 
 def _swap(rng: random.Random, folder: Path) -> list[str]:
-    """Another tokenizer, with more or fewer words, or other ends of a text."""
+    """Replace the tokenizer by one with more or fewer words, or other ends of a text."""
     content = _read(folder / WORDS)
     vocab = (
         content.get("model", {}).get("vocab") if isinstance(content.get("model"), dict) else None

@@ -40,7 +40,7 @@ _CHATS: Sequence[tuple[Any, Mapping[str, Any]]] = (
 
 @asynccontextmanager
 async def open_folders() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
+    """Yield the part, ready to run cases."""
 
     async def run(seed: int) -> Outcome:
         return await asyncio.to_thread(_case, seed)

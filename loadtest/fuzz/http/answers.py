@@ -224,7 +224,7 @@ def _wrong_calls(body: dict[str, Any], content: Any) -> list[str]:
 
 
 def _events(body: bytes) -> list[Any]:
-    """The events of a whole stream."""
+    """Return the events of a whole stream."""
     if not body.endswith(b"data: [DONE]\n\n"):
         raise ValueError("the stream does not end with [DONE]")
     lines = body.decode().split("\n\n")[:-2]

@@ -68,7 +68,7 @@ def random_attack(rng: random.Random) -> Attack:
 
 
 def _strange_value(rng: random.Random) -> Any:
-    """A value that few fields expect."""
+    """Return a value that few fields expect."""
     return rng.choice(
         (
             None,

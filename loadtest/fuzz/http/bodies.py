@@ -19,7 +19,7 @@ _TEXTS = ("The dog", "a", "Füße, 東京 🙂", '{"a": [1, 2]}', "x " * 40, "<|
 
 
 def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
-    """A body that must be served."""
+    """Return a body that must be served."""
     if rng.random() < 0.1:
         return _looking_ahead(rng, path)
     body: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(1, 12)}
@@ -51,7 +51,7 @@ def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
 
 
 def _looking_ahead(rng: random.Random, path: str) -> dict[str, Any]:
-    """A text that a reward steers; most other fields do not go with it."""
+    """Return a request for a text that a reward steers; most other fields conflict with it."""
     prompt = rng.choice(_TEXTS)
     said = {"messages": [{"role": "user", "content": prompt}]}
     fields = ("seed", "stop", "stream", "cache_salt", "user")
@@ -93,7 +93,10 @@ def _add_tools(rng: random.Random, body: dict[str, Any]) -> None:
 
 
 def _parameters(rng: random.Random) -> dict[str, Any]:
-    """A flat schema: prompts list the tools, and the pair's window is small."""
+    """Return a flat schema.
+
+    Prompts list the tools, and the pair's window is small.
+    """
     names = rng.sample(("a", "city", "x-1"), rng.randint(0, 2))
     properties = {name: random_schema(rng, MAX_DEPTH) for name in names}
     return {"type": "object", "properties": properties, "required": names[:1]}

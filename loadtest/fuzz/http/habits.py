@@ -38,14 +38,14 @@ class Habit:
 
 
 def plain_request(path: str, body: dict[str, Any]) -> Habit:
-    """The request as a client sends it that nothing is in front of."""
+    """Return the request of a client without a proxy."""
     data = json.dumps(body).encode()
     head = _head("POST", path, [("Content-Type", "application/json")], len(data))
     return Habit(Exchange([head + data]), is_stream=bool(body.get("stream")))
 
 
 def random_habit(rng: random.Random, path: str, body: dict[str, Any]) -> Habit:
-    """The same request, as something between might send it; at times another route's."""
+    """Return the request as a proxy might send it; at times another route's."""
     kind = rng.random()
     if kind < 0.1:
         return _preflight(rng, path)
@@ -62,7 +62,7 @@ def random_habit(rng: random.Random, path: str, body: dict[str, Any]) -> Habit:
 
 
 def _spelt(rng: random.Random, body: dict[str, Any]) -> bytes:
-    """The body's JSON in one of its spellings."""
+    """Return the body's JSON in one of its spellings."""
     items = list(body.items())
     rng.shuffle(items)
     text = json.dumps(
@@ -95,7 +95,7 @@ _PACKERS: tuple[tuple[str, Callable[[bytes], bytes]], ...] = (
 
 
 def _encoded(rng: random.Random, data: bytes, habit: Habit) -> tuple[bytes, str]:
-    """The body as it is sent, and its Content-Encoding."""
+    """Return the body as it is sent, and its Content-Encoding."""
     kind = rng.choices(("plain", "packed", "other", "lie", "cut", "bomb"), (6, 6, 1, 1, 1, 1))[0]
     habit.names.append(kind)
     if kind == "plain":
@@ -164,7 +164,7 @@ _OF_PROXIES = [
 
 
 def _target(rng: random.Random, path: str) -> str:
-    """The request's target: the path in another spelling, at times a whole URL."""
+    """Return the request's target: the path in another spelling, at times a whole URL."""
     spelt = rng.choice(
         (
             path,

@@ -70,7 +70,7 @@ _NULLS: dict[str, Any] = {
 
 @asynccontextmanager
 async def open_histories() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
+    """Yield the part, ready to run cases."""
     async with http_world() as world:
 
         async def run(seed: int) -> Outcome:

@@ -20,7 +20,7 @@ _LIMIT_S = 60.0  # of one request; the longest takes a second
 
 @asynccontextmanager
 async def open_http() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
+    """Yield the part, ready to run cases."""
     async with http_world() as world:
 
         async def run(seed: int) -> Outcome:

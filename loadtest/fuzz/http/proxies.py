@@ -125,7 +125,7 @@ def _wrong_headers(habit: Habit, answer: RawAnswer) -> list[str]:
 
 
 def _said(answer: RawAnswer, *, is_stream: bool) -> object:
-    """The texts and ends of an answer, comments left out.
+    """Return the texts and ends of an answer, comments left out.
 
     Raises:
         ValueError: it is not JSON, or no whole stream of events.
@@ -154,7 +154,7 @@ def _said(answer: RawAnswer, *, is_stream: bool) -> object:
 
 
 def _known(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The choices of an answer, its calls without their ids, which are drawn anew each time."""
+    """Return the choices of an answer; its calls lose their ids, which are drawn anew each time."""
     choices: list[dict[str, Any]] = content["choices"]
     for choice in choices:
         for call in (choice.get("message") or {}).get("tool_calls") or ():

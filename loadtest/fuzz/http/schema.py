@@ -34,7 +34,7 @@ _OF_BROKEN_BODIES = "negative_data_rejection"
 
 @asynccontextmanager
 async def open_schema() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
+    """Yield the part, ready to run cases."""
     async with http_world() as world, listening(world) as url:
         page = await asyncio.to_thread(schemathesis.openapi.from_url, f"{url}/openapi.json")
 

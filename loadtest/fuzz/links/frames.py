@@ -34,7 +34,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def random_frame(rng: random.Random, messages: Sequence[Any]) -> bytes:
-    """A frame made from some valid messages."""
+    """Make a frame from some valid messages."""
     kind = rng.choice(("noise", "bytes", "bytes", "fields", "fields", "valid"))
     if kind == "noise":
         return rng.randbytes(rng.randint(0, 200))
@@ -48,12 +48,12 @@ def random_frame(rng: random.Random, messages: Sequence[Any]) -> bytes:
 
 
 def engine_messages(rng: random.Random, epoch: int, session_ids: Sequence[str]) -> list[Any]:
-    """One to four messages to an engine, of valid types and doubtful sense."""
+    """Return one to four messages to an engine, of valid types and doubtful sense."""
     return [_engine_message(rng, epoch, rng.choice(session_ids)) for _ in range(rng.randint(1, 4))]
 
 
 def constraint_messages(rng: random.Random, epoch: int, session_ids: Sequence[str]) -> list[Any]:
-    """The same to a constraint service."""
+    """Return one to four messages to a constraint service."""
     return [
         _constraint_message(rng, epoch, rng.choice(session_ids)) for _ in range(rng.randint(1, 4))
     ]

@@ -72,7 +72,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def rng(self, name: str) -> random.Random:
-        """The dice of one channel."""
+        """Return the dice of one channel."""
         with self._lock:
             return self._rngs.setdefault(name, random.Random(f"{self._seed}/{name}"))
 
@@ -213,7 +213,7 @@ class LossyPool(Generic[Request, Reply]):
         return LossyLease(lease, LossyChannel(inner.channel, name, self._faults, self._codecs))
 
     def on_release(self, session_id: str, number: int, inner: Lease[Request, Reply]) -> None:
-        """A lease ends; its session too, unless there is a newer one."""
+        """Note that a lease ends, and its session too unless there is a newer lease."""
         self.num_open -= 1
         if self._closes_with is not None and self._num_leases[session_id] == number:
             inner.channel.send(self._closes_with(session_id))

@@ -42,7 +42,7 @@ open_links = with_grammars(_case)
 def _judged(
     request: GenerationRequest, alone: Answer, answer: Answer, host: GrammarHost
 ) -> Outcome:
-    """A request that faults brought to its end has at least begun as it should."""
+    """Judge the answer; a request that ended by faults must at least have begun right."""
     if not isinstance(answer.error, Unavailable):
         return judged(request, alone, answer, host)
     outcome = Outcome()

@@ -147,7 +147,7 @@ async def _close(stream: AsyncGenerator[LeaseGrant, None]) -> None:
 
 @asynccontextmanager
 async def constraint_replica() -> AsyncIterator[ConstraintReplica]:
-    """A constraint replica with its children."""
+    """Yield a constraint replica with its children."""
     replica = _Replica.__new__(_Replica)
     await _Replica.__init__(
         replica,
@@ -164,7 +164,7 @@ async def constraint_replica() -> AsyncIterator[ConstraintReplica]:
 
 @asynccontextmanager
 async def link_engines() -> AsyncIterator[tuple[LinkEngine, LinkEngine]]:
-    """A target and a draft behind sockets."""
+    """Yield a target and a draft behind sockets."""
     target = LinkEngine(TargetEngine, target_runner())
     draft = LinkEngine(DraftEngine, draft_runner())
     try:

@@ -20,13 +20,13 @@ from loadtest.report.readme.figures import FIGURES
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """The Markdown files that may hold blocks: READMEs of the packages, their docs, `.github`."""
+    """Return the Markdown files that may hold blocks: READMEs, their docs, `.github`."""
     found = ("*.md", "*/README.md", "*/docs/*.md", ".github/**/*.md")
     return sorted({page for pattern in found for page in root.glob(pattern)})
 
 
 def rewritten(page: Path, root: Path = ROOT) -> str:
-    """The text that `page` should have.
+    """Return the text that `page` should have.
 
     Raises:
         ValueError: a block is not closed, or no figure has its name.

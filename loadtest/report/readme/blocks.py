@@ -44,6 +44,6 @@ def fill(text: str, figure: Callable[[str], str]) -> str:
 
 
 def names(text: str) -> list[str]:
-    """The names of all blocks of `text`, in order."""
+    """Return the names of all blocks of `text`, in order."""
     matches = (_BEGIN.match(line) for line in text.splitlines())
     return [match["name"] for match in matches if match is not None]

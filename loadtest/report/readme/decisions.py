@@ -48,7 +48,7 @@ def adaptive_k(result: Result) -> str:
 
 
 def slow_schemas(result: Result) -> str:
-    """The longest gap of a stream while slow schemas are compiled, and how these were answered."""
+    """Show a stream's longest gap while slow schemas are compiled, and the answers to these."""
     gaps, ratios = result["longest_gap_s"], result["ratio_to_quiet"]
     rows = [
         [kind, f"{gaps[kind] * 1e3:.0f} ms", f"{ratios[kind]:.2f}"] for kind in ("quiet", "schemas")

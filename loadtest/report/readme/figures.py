@@ -24,12 +24,12 @@ from loadtest.report.readme.result import RESULTS, Result
 
 
 def _of(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
-    """The figure that `render` makes of the result called `name`."""
+    """Return a function that shows the result called `name` by `render`."""
     return lambda seen_from: render(Result.load(name, seen_from))
 
 
 def _when_kept(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
-    """The same of a result that may not have been measured yet."""
+    """Return the same for a result that may not have been measured yet."""
 
     def shown(seen_from: Path) -> str:
         if not (RESULTS / f"{name}.json").is_file():

@@ -79,7 +79,7 @@ def _slower(scenarios: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _range(claims: Iterable[Claim]) -> str:
-    """The least and the most, and the aim of the least."""
+    """Show the least and the most, and the aim of the least."""
     ordered = sorted(claims, key=lambda claim: claim["value"])
     least, most = ordered[0], ordered[-1]
     wanted = goal(least["value"], least["relation"], least["goal"])

@@ -93,7 +93,10 @@ def lookahead_in_batches(seen_from: Path) -> str:
 
 
 def compared(content: Content) -> str:
-    """The table of one comparison: rows of a table of its own have its name."""
+    """Show the table of one comparison.
+
+    Rows of a table of its own have its name.
+    """
     rows = []
     for line in content["lines"]:
         speed = f"{line['tokens_per_s']:.0f}" if "tokens_per_s" in line else "-"
@@ -117,7 +120,7 @@ def compared(content: Content) -> str:
 
 
 def drafts_table(content: Content) -> str:
-    """The table of drafts of one target, CDLH first."""
+    """Show the table of drafts of one target, CDLH first."""
     cdlh = content["cdlh"]
     cost = f"{cdlh['passes_per_token']:.2f}"
     rows = [["cdlh", "", "", "", percent(cdlh["hard"]), cost, "", "", ""]]
@@ -141,30 +144,30 @@ def drafts_table(content: Content) -> str:
 
 
 def thresholds_of(terms: Mapping[str, Any]) -> str:
-    """Those of CDSL; nothing of another way."""
+    """Show the thresholds of CDSL; "" for another way."""
     if terms["method"] != "cdsl":
         return ""
     return f"{terms['accept_threshold']:g}, {terms['reward_threshold']:g}"
 
 
 def percent(share: Mapping[str, float]) -> str:
-    """A share with its interval."""
+    """Show a share with its interval."""
     return f"{share['value']:.0%} ({share['low']:.0%} to {share['high']:.0%})"
 
 
 def interval(found: Mapping[str, float]) -> str:
-    """A difference of shares, in points."""
+    """Show a difference of shares, in points."""
     low, value, high = (100 * found[key] for key in ("low", "value", "high"))
     return f"{value:+.0f} ({low:+.0f} to {high:+.0f})"
 
 
 def times(found: Mapping[str, float]) -> str:
-    """A ratio with its interval."""
+    """Show a ratio with its interval."""
     return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 def millions(number: int) -> str:
-    """A number of parameters."""
+    """Show a number of parameters."""
     return f"{number / 1e6:.2g}M" if number < 1e7 else f"{number / 1e6:.0f}M"
 
 
@@ -199,7 +202,7 @@ def aim(claim: Mapping[str, Any]) -> str:
 
 
 def _kept(seen_from: Path, experiment: str) -> Iterator[tuple[str, str, Result]]:
-    """The pair, the task and the result, of all folders of look-aheads."""
+    """Yield the pair, the task and the result, of all folders of look-aheads."""
     for file in sorted(RESULTS.glob(f"lookahead-*/{experiment}*.json")):
         task = file.stem.removeprefix(experiment).removeprefix("-")
         result = Result.load(f"{file.parent.name}/{file.stem}", seen_from)
@@ -207,7 +210,7 @@ def _kept(seen_from: Path, experiment: str) -> Iterator[tuple[str, str, Result]]
 
 
 def _named(settings: Mapping[str, Any]) -> str:
-    """A pair by its label, and by its family and sizes where the record has them."""
+    """Show a pair by its label, and by its family and sizes if the record has them."""
     if "family" not in settings:
         return str(settings["pair"])
     sizes = (millions(settings[f"{part}_parameters"]) for part in ("target", "draft"))

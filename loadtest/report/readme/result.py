@@ -50,7 +50,7 @@ class Result:
         return self._path(".json")
 
     def link_to(self, file: str) -> str:
-        """The path of another file in the folder of this one."""
+        """Return the path of another file in the folder of this one."""
         return Path(relpath((RESULTS / self.name).with_name(file), self.seen_from)).as_posix()
 
     def made(self) -> str:
@@ -58,7 +58,7 @@ class Result:
         return f"`{self['command']}`, {self.made_in_short()}"
 
     def made_in_short(self) -> str:
-        """The same without the command, which the linked file holds."""
+        """Show the same without the command, which the linked file holds."""
         machine = self["machine"]
         versions = f"torch {machine['torch']}, Ray {machine['ray']}"
         where = f"{machine['processor']}, {machine['cores']} cores, {versions}"
@@ -70,7 +70,7 @@ class Result:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; every row has as many cells as the head."""
+    """Show a Markdown table; every row has as many cells as the head."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

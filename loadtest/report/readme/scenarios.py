@@ -10,7 +10,7 @@ from loadtest.report.readme.result import Result, table
 
 
 def scenarios(result: Result) -> str:
-    """A row for each scenario, with the aims that it missed."""
+    """Show a row for each scenario, with the aims that it missed."""
     head = ["scenario", "plain, tokens/s", "times the best fixed k", "best k"]
     rows = [_row(one) for one in result["scenarios"]]
     claims = [claim for one in result["scenarios"] for claim in one["claims"]]

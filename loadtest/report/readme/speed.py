@@ -77,7 +77,7 @@ def kinds(result: Result) -> str:
 
 
 def kinds_in_short(result: Result) -> str:
-    """The same for four kinds, from where drafting pays most to where it pays nothing."""
+    """Show the same for four kinds, ordered by the gain of drafting."""
     return f"{_kinds(result, _IN_SHORT)}\n\n{result.made_in_short()}"
 
 

@@ -27,7 +27,7 @@ _UNKNOWN = "-"
 
 
 def guide(seen_from: Path) -> str:
-    """The best k of every task of every kept study, next to what is commonly advised."""
+    """Show the best k of every task of every kept study, next to what is commonly advised."""
     rows = []
     for kind, (advised, tasks) in _ADVICE.items():
         for study, result in _kept(seen_from):

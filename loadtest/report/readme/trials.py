@@ -16,7 +16,7 @@ _PATIENT = (
 
 
 def hostile(result: Result) -> str:
-    """The longest gap of any stream under each kind of attack."""
+    """Show the longest gap of any stream under each kind of attack."""
     ended = (
         f"{result['stream_answers']:,} answers of the streams; violations: "
         f"{len(result['violations'])}."
@@ -267,7 +267,7 @@ def _gaps(result: Result, kinds: Iterable[str]) -> str:
 
 
 def _standstill(lines: Sequence[Mapping[str, Any]], limit_ms: float) -> tuple[str, str]:
-    """The largest median and the largest single gap of some attacks, each with its verdict."""
+    """Show the largest median and the largest single gap of some attacks, each with its verdict."""
     median = max(line["median_ms"] for line in lines)
     worst = max(line["worst_ms"] for line in lines)
     return _judged(median, limit_ms), _judged(worst, limit_ms)

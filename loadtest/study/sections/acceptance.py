@@ -20,7 +20,7 @@ Rounds = list[list[int]]
 
 
 def measure(world: World, draft: str, task: str) -> dict[str, Any]:
-    """One draft on one task, at every temperature."""
+    """Measure one draft on one task, at every temperature."""
     settings = world.settings
     k = settings.k[-1]
     batch = min(_BATCH, max(settings.batch))

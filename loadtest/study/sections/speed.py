@@ -32,7 +32,7 @@ def by_k(world: World, draft: str, task: str) -> dict[str, Any]:
 
 
 def by_batch(world: World, draft: str, batch: int) -> dict[str, Any]:
-    """All tasks together, so many requests at a time, prompts included; and what passes cost."""
+    """Measure all tasks together, so many requests at a time, and the times of passes."""
     settings = world.settings
     asks = repeated(world.asks(), max(2 * batch, len(world.tasks)))
     ways = ways_of(draft, settings.few_k)
@@ -55,7 +55,7 @@ def by_length(world: World, draft: str, length: int) -> dict[str, Any]:
 
 
 def structure(world: World, draft: str) -> dict[str, Any]:
-    """The prompts that have a schema, held to it and free; `lines` is empty without such."""
+    """Measure the prompts that have a schema, held to it and free; `lines` may be empty."""
     settings = world.settings
     held = world.under_schemas()
     if not held:
@@ -89,10 +89,10 @@ def structure(world: World, draft: str) -> dict[str, Any]:
 
 
 def ablation(world: World, draft: str) -> dict[str, Any]:
-    """Some requests at a time that begin alike: with all that is there, and without each.
+    """Measure requests that begin alike: with all features, and without each.
 
-    Off are in turn: compiled kernels (torch's own operations), batching (one request at a time),
-    the prefix cache (no two requests share), 8-bit weights of the draft, drafts; then all.
+    The features off in turn are compiled kernels (torch's own operations), batching (one request at
+    a time), the prefix cache (no two requests share), 8-bit weights of the draft, drafts; then all.
     """
     settings = world.settings
     batch = min(_ABLATION_BATCH, max(settings.batch))
@@ -171,7 +171,7 @@ def _is_json(text: str) -> bool:
 
 
 def _with_shared_head(world: World, asks: Sequence[Ask]) -> list[Ask]:
-    """The same after a head that all share: the first prompts, as much as there is room for."""
+    """Put a head that all share before them: the first prompts, as much as fits."""
     ids = [token_id for prompt in world.encoded for token_id in prompt]
     head = tuple(ids[:SHARED_TOKENS])
     return [replace(ask, prompt_ids=head + ask.prompt_ids) for ask in asks]

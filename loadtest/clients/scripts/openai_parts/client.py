@@ -8,5 +8,5 @@ from loadtest.clients.scripts.checks import TIMEOUT_S, Service
 
 
 def client_of(service: Service) -> OpenAI:
-    """A client that tries once."""
+    """Return a client that tries once."""
     return OpenAI(base_url=service.base_url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
