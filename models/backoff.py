@@ -21,12 +21,12 @@ class Backoff:
         self.pause_s = 0.0
 
     def note_failure(self) -> None:
-        """An attempt failed: the next pause is longer."""
+        """Note that an attempt failed: the next pause is longer."""
         pause_s = 2 * self.pause_s if self.num_failures > 0 else self._first_s
         self.pause_s = min(pause_s, self._longest_s)
         self.num_failures += 1
 
     def reset(self) -> None:
-        """An attempt succeeded: the next failure is the first again."""
+        """Note that an attempt succeeded: the next failure is the first again."""
         self.num_failures = 0
         self.pause_s = 0.0

@@ -24,7 +24,7 @@ WAIT_S = 1800.0  # for another process that makes the same folder; a large model
 
 
 def models_cache() -> Path:
-    """The root of all models that are kept; it need not exist.
+    """Return the root of all stored models; it need not exist.
 
     Raises:
         ValueError: there is no home to keep them in.
@@ -78,7 +78,7 @@ def refuse_full_disk(folder: Path, num_bytes: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256, as 64 hexadecimal digits."""
+    """Return the file's SHA-256, as 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -28,7 +28,7 @@ def to_device(
 
 
 def array_to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """The array's values on the device, without waiting for it; on a CPU they share memory."""
+    """Copy the array to the device without waiting; on a CPU they share memory."""
     device = torch.device(device)
     host = torch.from_numpy(array)
     return _move(host.pin_memory() if device.type == "cuda" else host, device)
@@ -41,7 +41,7 @@ def copy_into(target: Tensor, array: np.ndarray) -> None:
 
 
 def fetch(tensor: Tensor) -> list[Any]:
-    """The values as nested lists. Waits for the device: once a pass, at its end."""
+    """Return the values as nested lists. It waits for the device: once a pass, at its end."""
     return tensor.tolist()
 
 

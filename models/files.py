@@ -35,7 +35,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
         ValueError: it cannot be read, is empty, a git-lfs pointer, or no UTF-8; names the file.
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds.
+    """Return the JSON object that a file holds.
 
     Raises:
         ValueError: as `read_text`, or it holds something else; names the file.
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """The JSON object of a file that a folder need not have; empty where there is none.
+    """Return the JSON object of an optional file; empty if there is none.
 
     Raises:
         ValueError: as `read_json`.
@@ -76,7 +76,7 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path, reason: object) -> ValueError:
-    """The error that says why a file cannot be used."""
+    """Return the error that says why a file cannot be used."""
     return ValueError(f"cannot read {path}: {' '.join(str(reason).split())[:_ERROR_LENGTH]}")
 
 

@@ -30,7 +30,7 @@ class LruDict(OrderedDict[_K, _V]):
             self.popitem(last=False)
 
     def use(self, key: _K) -> _V | None:
-        """The value, from now on the most recently used; None if there is none."""
+        """Return the value and mark it as the most recently used; None if there is none."""
         if key not in self:
             return None
         self.move_to_end(key)

@@ -75,7 +75,8 @@ def claims_of(content: Mapping[str, Any]) -> list[Claim]:
 def adaptive_claims(lines: Lines) -> list[Claim]:
     """Claim that adaptive k is never wrong.
 
-    It is compared with the best fixed k, 0 included, and with plain decoding. There is a claim for every place and batch whose lines have at least two turns.
+    It is compared with the best fixed k, 0 included, and with plain decoding. There is a claim for
+    every place and batch whose lines have at least two turns.
     """
     claims = []
     for where, batch in dict.fromkeys((line["where"], line["batch"]) for line in lines):

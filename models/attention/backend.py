@@ -97,7 +97,7 @@ class ModelForward(Protocol):
         ...
 
     def products(self) -> list[nn.Module]:
-        """The linear layers in order, the one that gives the logits last."""
+        """Return the linear layers in order, the one that gives the logits last."""
         ...
 
     def keep_hidden(self, layers: Sequence[int] = ()) -> None:
@@ -210,7 +210,7 @@ def input_ids(
 
 
 def last_rows(sequences: Sequence[SequenceRows]) -> list[int]:
-    """The rows of a pass whose logits are wanted: each sequence's last `num_logits`."""
+    """Return the rows of a pass that need logits: each sequence's last `num_logits`."""
     rows: list[int] = []
     stop = 0
     for sequence in sequences:

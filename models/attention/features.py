@@ -45,7 +45,7 @@ class AttentionFeatures:
 
 
 def layer_windows(text: PreTrainedConfig) -> tuple[int | None, ...]:
-    """The window of each layer by the checkpoint's config."""
+    """Return the window of each layer by the checkpoint's config."""
     size = getattr(text, "sliding_window", None)
     if not size:
         return (None,) * text.num_hidden_layers
@@ -59,7 +59,7 @@ def layer_windows(text: PreTrainedConfig) -> tuple[int | None, ...]:
 def window_of_layer(
     module: nn.Module, layer: int, windows: Sequence[int | None], asked: int | None
 ) -> int | None:
-    """The layer's window by the config; `asked` is what the layer hands to its attention.
+    """Return the layer's window by the config; `asked` is what the layer hands to its attention.
 
     A layer that asks for nothing may have one all the same: some models tell their mask alone.
 

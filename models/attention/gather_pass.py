@@ -105,7 +105,7 @@ def _attend_gather(
 
 
 def _chunks(gather: KeyGather, blocks: Tensor) -> Tensor:
-    """The chunks of `blocks` [blocks, K, block_size, D] that the gather reads: [S, J, K, C, D]."""
+    """Return the chunks of `blocks` [blocks, K, block_size, D] for the gather: [S, J, K, C, D]."""
     copied = blocks.index_select(0, gather.block_ids)
     joined = copied.unflatten(0, (-1, gather.num_chunks, gather.blocks_per_chunk))
     return joined.transpose(2, 3).flatten(3, 4)

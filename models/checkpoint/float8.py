@@ -83,7 +83,7 @@ def kept_whole(hf_config: PreTrainedConfig, name: str) -> bool:
 
 
 def as_stored(config: EngineConfig, hf_config: PreTrainedConfig) -> EngineConfig:
-    """The config with the quantization that the checkpoint brings along.
+    """Return the config with the quantization that the checkpoint brings along.
 
     Raises:
         ValueError: it brings one that is not read, or that the config does not go with.
@@ -104,7 +104,7 @@ def as_stored(config: EngineConfig, hf_config: PreTrainedConfig) -> EngineConfig
 
 
 def unscaled(hf_config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config without its quantization: as one whose weights are read as they are."""
+    """Return the config without its quantization, to read the weights as they are."""
     if not hasattr(hf_config, "quantization_config"):
         return hf_config
     plain = copy.deepcopy(hf_config)

@@ -63,7 +63,7 @@ class KeySizes:
 
 
 def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
-    """The heads that each of `world_size` ranks keeps, from the config alone."""
+    """Return the heads that each of `world_size` ranks keeps, from the config alone."""
     text = hf_config.get_text_config()
     num_heads = text.num_attention_heads
     num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
@@ -141,7 +141,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
 
 
 def read_config(model_path: str) -> PreTrainedConfig:
-    """The checkpoint's own configuration.
+    """Read the checkpoint's own configuration.
 
     Raises:
         ValueError: there is no checkpoint at `model_path`, or of a kind transformers lacks.
@@ -193,7 +193,7 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
 
 
 def _weight_files(model_path: str) -> list[Path]:
-    """The checkpoint's files, which are here: its weights were just read."""
+    """Return the checkpoint's files. They exist, because its weights were just read."""
     folder = Path(model_path)
     if not folder.is_dir():
         folder = Path(snapshot_download(model_path, allow_patterns="*.safetensors"))
@@ -201,7 +201,7 @@ def _weight_files(model_path: str) -> list[Path]:
 
 
 def _find_vocabulary(model_path: str) -> Vocabulary | None:
-    """The vocabulary of the checkpoint's tokenizer, if it has one."""
+    """Find the vocabulary of the checkpoint's tokenizer, if it has one."""
     file = Path(model_path) / "tokenizer.json"
     if not Path(model_path).is_dir():
         found = cached_file(

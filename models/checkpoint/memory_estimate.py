@@ -50,7 +50,7 @@ class MemoryEstimate:
 
 
 def memory_estimate(config: EngineConfig) -> MemoryEstimate:
-    """The sizes of the model that `config` names.
+    """Estimate the sizes of the model that `config` names.
 
     Raises:
         ValueError: there is no checkpoint, or it cannot be served like this; with the reason.
@@ -185,7 +185,7 @@ def _int8_model_bytes(model: Any, world_size: int, itemsize: int) -> int:
 
 
 def _int8_layer_bytes(layer: Any, itemsize: int, num_ranks: int) -> int:
-    """A rank's; the scales of all outputs are counted on each."""
+    """Return the bytes of a rank's layer; each rank counts the scales of all outputs."""
     rows, columns = layer.weight.shape
     num_outputs, num_inputs = (columns, rows) if type(layer) is Conv1D else (rows, columns)
     has_bias = layer.bias is not None

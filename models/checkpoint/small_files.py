@@ -104,7 +104,7 @@ def _size(folder: Path, key: str) -> int | None:
 
 
 def stored_dtype(folder: Path) -> str | None:
-    """The type that a checkpoint's weights are in, by its config.json; None: it does not say.
+    """Return the type of a checkpoint's weights by its config.json; None if it names none.
 
     Raises:
         ValueError: the file cannot be read.

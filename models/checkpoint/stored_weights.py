@@ -53,7 +53,7 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that a checkpoint's weights are loaded from, there or not.
+    """Return the files of a checkpoint's weights, whether they exist or not.
 
     Raises:
         ValueError: there are none, or an index that cannot be read.

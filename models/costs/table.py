@@ -81,10 +81,10 @@ class CostTable:
         return low_time + (high_time - low_time) * (count - low) / (high - low)
 
     def count_within(self, time: float) -> int:
-        """The largest count that takes at most `time`; 0 where none is known to.
+        """Return the largest count that takes at most `time`; 0 if none is known to.
 
-        A promise is kept by it, so here the time beyond what was measured is taken to be in
-        proportion to the count, which is more than it can be.
+        A promise depends on it. So the time beyond the measured counts is taken to be in proportion
+        to the count, which is more than it can be.
         """
         low, low_time = 0.0, 0.0
         for high, high_time in self._curve:

@@ -168,6 +168,6 @@ def _head_norms(attention: Any) -> HeadNorms | None:
 
 
 def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> KernelLinear:
-    """One product for linear layers of the same input."""
+    """Join linear layers of the same input into one product."""
     joined: KernelLinear = make_linear(*joined_weight(*linears))
     return joined

@@ -68,7 +68,7 @@ class FusedDecoder:
         return LayerProgram(layers, self._final_norm, head, self.embedding, self.num_threads)
 
     def first_layers(self, num_layers: int) -> FusedDecoder:
-        """A decoder of so many of these layers, with the same end; weights are shared."""
+        """Return a decoder of so many of these layers, with the same end; weights are shared."""
         first = copy.copy(self)
         first._program = self._program_of(self._program.layers[:num_layers], self._program.head)
         return first

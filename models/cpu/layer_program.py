@@ -105,7 +105,7 @@ class LayerProgram:
         return self._pass.table
 
     def embed(self, target: int) -> Call:
-        """A step that has rows of the embedding in the buffer `target`, by the pass's ids."""
+        """Return a step that copies embedding rows to the buffer `target`, by the pass's ids."""
         return pick(self._row_bytes, self.table, _PICKED_FROM, target)
 
     def use(

@@ -57,7 +57,7 @@ class PassTable:
 
 
 def buffer(number: int) -> int:
-    """The field of a buffer of rows, from 0 on."""
+    """Return the field of a buffer of rows, from 0 on."""
     return parameters.FIRST_BUFFER + number
 
 
@@ -79,7 +79,7 @@ class HeadNorms:
 
 
 def new_step(kernel: Any, num_parameters: int, table: PassTable, *kept: object) -> Call:
-    """A kernel that reads the table; `kept`: what its parameters will be addresses of."""
+    """Return a kernel that reads the table; `kept`: objects whose addresses its parameters hold."""
     call = Call(kernel, num_parameters, table, *kept)
     call.parameters[parameters.PASS] = table.address
     return call

@@ -98,7 +98,7 @@ class KernelLinear(nn.Module):
         return torch.cat(halves, 1)
 
     def step(self, table: PassTable, source: int, target: int, end: Epilogue) -> Call:
-        """The product as a step of a pass.
+        """Return the product as a step of a pass.
 
         Args:
             table: of the pass.

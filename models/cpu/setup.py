@@ -104,7 +104,7 @@ def linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | N
 def _fuse(
     model: PreTrainedModel, config: EngineConfig, make_linear: MakeLinear
 ) -> ModelForward | None:
-    """The model taken apart; None where its layers are not known."""
+    """Take the model apart; return None if its layers are not known."""
     from models.cpu.backend import FusedForward
     from models.cpu.fused_decoder import FusedDecoder
 
@@ -121,7 +121,7 @@ def fuse_mtp(
     window: int | None,
     make_linear: MakeLinear | None,
 ) -> DraftLayer | None:
-    """An MTP head behind a model that was taken apart; None where it was not.
+    """Return an MTP head behind a model that was taken apart; None if it was not.
 
     Args:
         parts: of the head; it loses its linear layers.
@@ -140,7 +140,7 @@ def fuse_mtp(
 
 
 def fuse_exit(forward: ModelForward, num_layers: int) -> DraftLayer | None:
-    """The first layers of a model that was taken apart, to draft; None where it was not."""
+    """Return the first layers of a model that was taken apart, as a drafter; None if it was not."""
     if isinstance(forward, TransformersForward):
         return None
     from models.cpu.backend import FusedForward

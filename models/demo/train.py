@@ -81,7 +81,7 @@ def make_pair(plan: Plan, mixture: Mixture) -> None:
 
 
 def _model(plan: Plan, name: str, tokenizer: PreTrainedTokenizerFast) -> Model:
-    """The target or the draft in float32, as its start has it or with random weights."""
+    """Return the target or the draft in float32, from its start or with random weights."""
     shape, seed = {
         "target": (plan.target_shape, plan.seed),
         "draft": (plan.draft_shape, plan.seed + 1),

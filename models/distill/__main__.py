@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _data(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> _Data:
-    """All answers of the files, those to `--prompts` among them.
+    """Read all answers of the files, those to `--prompts` among them.
 
     Raises:
         ValueError: there are too few to hold any out.

@@ -75,9 +75,9 @@ def _prompt_ids(asked: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def read_answers(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """The answers of a file: token ids, or `messages` whose last one is the assistant's.
+    """Read the answers of a file: token ids, or `messages` whose last one is the assistant's.
 
-    Of a folder: those of all its `*.jsonl`. A last line that was cut off is left out.
+    For a folder, read all its `*.jsonl`. A last line that was cut off is left out.
 
     Raises:
         ValueError: another line is something else; names the line.
@@ -166,7 +166,7 @@ def _answers(
 
 
 def end_ids(target: PreTrainedModel) -> list[int]:
-    """The tokens that end an answer, as the checkpoint says."""
+    """Return the tokens that end an answer, from the checkpoint."""
     ends: Any = target.generation_config.eos_token_id
     return [ends] if isinstance(ends, int) else list(ends)
 

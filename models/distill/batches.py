@@ -34,7 +34,7 @@ def sample_of(answer: Answer) -> Sample:
 
 
 def pack(rng: random.Random, samples: Sequence[Sample], length: int) -> Sample:
-    """One row of texts that `rng` chooses, the last one cut."""
+    """Return a row of texts that `rng` chooses, the last one cut."""
     ids: list[int] = []
     weights: list[float] = []
     while len(ids) < length:
@@ -45,7 +45,10 @@ def pack(rng: random.Random, samples: Sequence[Sample], length: int) -> Sample:
 
 
 def packed_rows(samples: Sequence[Sample], length: int, seed: int) -> list[Sample]:
-    """All texts in a drawn order, end to end, cut into rows; what is left over is dropped."""
+    """Join all texts in a drawn order and cut them into rows.
+
+    The rest is dropped.
+    """
     order = list(samples)
     random.Random(f"order:{seed}").shuffle(order)
     ids = [token for text, _ in order for token in text]

@@ -33,7 +33,7 @@ class Acceptance(NamedTuple):
 
 
 def token_losses(logits: Tensor, log_probs: Tensor, columns: Tensor, kind: str) -> Tensor:
-    """The loss [K] of each place.
+    """Return the loss [K] of each place.
 
     Args:
         logits: [K, N] of the drafter.
@@ -77,8 +77,10 @@ def acceptance_of(logits: Tensor, log_probs: Tensor) -> Acceptance:
 
 
 def coupled(p: Tensor, q: Tensor, left: float = 0.0) -> Tensor:
-    """The chance that argmax(log p + g) is argmax(log q + g): sum over x of
-    1 / sum over y of max(p_y / p_x, q_y / q_x). An x that one of them hardly says adds nothing.
+    """Return the chance that argmax(log p + g) is argmax(log q + g).
+
+    It is the sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x). An x that is unlikely for
+    one of them adds nothing.
 
     Args:
         p: [N] of the target.

@@ -69,7 +69,7 @@ class MtpLayer(nn.Module):
         self._rotary: Any = [target.model.rotary_emb]  # no part of what trains
 
     def forward(self, states: Tensor, tokens: Tensor, earlier: list[_Keys]) -> Tensor:
-        """One step of all rows: states [B, L, F] that give the next tokens' logits.
+        """Compute a step of all rows: states [B, L, F] that give the next tokens' logits.
 
         Args:
             states: [B, L, F] row p has the state that gave token p.
@@ -121,7 +121,7 @@ def _attention(query: Tensor, steps: list[_Keys], scale: float) -> Tensor:
 
 
 def _shifted(step: _Keys, places: int) -> _Keys:
-    """Each row has what `places` rows before it had."""
+    """Shift the rows: each gets the content of the row `places` before it."""
     return _Keys(*(F.pad(each, (0, 0, places, 0))[:, :, : each.shape[2]] for each in step))
 
 

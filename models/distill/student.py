@@ -48,7 +48,7 @@ class Student(Protocol):
         ...
 
     def steps(self, lesson: Lesson) -> Iterator[Step]:
-        """Its guesses along a lesson, the nearest first."""
+        """Yield its guesses along a lesson, the nearest first."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class Student(Protocol):
 
 
 def loss_of(student: Student, lesson: Lesson, kind: str) -> Tensor:
-    """The weighted mean of all steps' losses; see `losses.LOSSES`."""
+    """Return the weighted mean of all steps' losses; see `losses.LOSSES`."""
     total, weight, sum_of_weights = torch.zeros(()), 1.0, 0.0
     with fast_products():
         for step in student.steps(lesson):

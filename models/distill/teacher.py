@@ -103,7 +103,7 @@ class Teacher:
         return states
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """The target's embeddings [B, L, F] of tokens."""
+        """Return the target's embeddings [B, L, F] of tokens."""
         model: Any = self.model
         embedded: Tensor = model.get_input_embeddings()(input_ids)
         return embedded

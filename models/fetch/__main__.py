@@ -69,7 +69,7 @@ def _empty(folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status."""
+    """Run the command and return the exit status. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m models.fetch",
         description="Fetch a real model into the cache (XDG_CACHE_HOME), unless it is there.",
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bring_by_name(name: str, revision: str | None) -> None:
-    """All files of a model of the hub that serving reads, into HF_HOME; prints their folder."""
+    """Fetch all files of a hub model that serving reads into HF_HOME; print their folder."""
     folder = found_on_hub(name, revision)
     bring(folder, say)
     sys.stdout.write(f"{folder}\n")

@@ -71,7 +71,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def snapshot_of(folder: Path) -> Snapshot | None:
-    """The snapshot that a folder is, there or not; None: it is another folder."""
+    """Return the snapshot of a folder that may not exist; None for another folder."""
     match = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
     if match is None:
         return None
@@ -79,10 +79,10 @@ def snapshot_of(folder: Path) -> Snapshot | None:
 
 
 def found_on_hub(repository: str, revision: str | None) -> Path:
-    """The folder of a model at a commit, tag or branch (None: `main`), with its small files.
+    """Return the folder of a model at a commit, tag or branch (None: `main`), with its small files.
 
-    Where the hub cannot be asked (`HF_HUB_OFFLINE`, no network), what the cache has of that
-    revision is taken.
+    If the hub cannot be reached (`HF_HUB_OFFLINE`, no network), the cached files of that revision
+    are taken.
 
     Raises:
         ValueError: neither hub nor cache has it; says why and what to do.

@@ -59,5 +59,5 @@ KNOWN_MODELS = (SMOLLM2,)
 
 
 def known_model(path: str) -> KnownModel | None:
-    """The model that a model_path names, fetched or not; None: it names none of them."""
+    """Return the model that a model_path names, fetched or not; None if it names none."""
     return next((model for model in KNOWN_MODELS if model.name == path), None)

@@ -174,7 +174,10 @@ def _refuse_unknown_cut(header: GgufHeader) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status; what was wrong is one line on stdout."""
+    """Run the command and return the exit status; an error is one line on stdout.
+
+    Returns the exit status; what was wrong is one line on stdout.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m models.gguf.convert",
         description="Convert a GGUF file to a checkpoint folder, its weights dequantised.",

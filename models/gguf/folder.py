@@ -26,8 +26,10 @@ logger = logging.getLogger("ray.serve")
 
 
 def gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a path names, itself or as the only one in a folder without other weights;
-    of a file in parts the first.
+    """Return the GGUF file that a path names.
+
+    It is the path itself, or the only one in a folder without other weights; for a file in parts it
+    is the first.
 
     Raises:
         ValueError: a folder holds several, or a part is missing.
@@ -47,7 +49,7 @@ def gguf_file(path: Path) -> Path | None:
 
 
 def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
-    """The folder with the file's weights in `dtype`, which is made where it is not there yet.
+    """Return the folder with the file's weights in `dtype`, and make it if it is missing.
 
     Args:
         path: a GGUF file, or the first of its parts.

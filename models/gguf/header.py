@@ -137,7 +137,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """All parts of the file that `path` is a part of, by its name; else the file alone.
+    """Return all parts of the file that `path` is a part of, by its name; else the file alone.
 
     Raises:
         ValueError: one is missing; names it.

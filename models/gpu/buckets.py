@@ -43,7 +43,7 @@ class Bucket:
 
 
 def row_sizes(max_rows: int) -> list[int]:
-    """The numbers of rows that have a bucket, rising to exactly `max_rows`."""
+    """Return the numbers of rows that have a bucket, rising to exactly `max_rows`."""
     sizes = [1, 2, 4]
     step = 8
     while sizes[-1] < max_rows:
@@ -86,7 +86,7 @@ class BucketPlan:
         self.buckets = [bucket for bucket in self.buckets if bucket in kept]
 
     def choose(self, session_rows: Sequence[int]) -> Bucket | None:
-        """The smallest bucket for a pass, or None: it is run as it is.
+        """Return the smallest bucket for a pass; None: it runs without one.
 
         Args:
             session_rows: rows of each session of the pass.

@@ -96,7 +96,7 @@ class DraftChains:
     def run(
         self, sequences: Sequence[SequenceRows], first_ids: Tensor, samplings: Sequence[Sampling]
     ) -> Tensor:
-        """The ids drawn in each step, [S, steps] int64.
+        """Draw the ids of each step, [S, steps] int64.
 
         Args:
             sequences: the rows of all steps of each session, as many as `num_steps` has said; their
@@ -155,7 +155,7 @@ class DraftChains:
     def _write(
         self, shape: ChainShape, sequences: Sequence[SequenceRows], samplings: Sequence[Sampling]
     ) -> None:
-        """The padded arrays of all steps, into the buffers: two uploads."""
+        """Write the padded arrays of all steps into the buffers: two uploads."""
         from models.sampling.kernels.terms import pack_terms
 
         blocks = self._blocks

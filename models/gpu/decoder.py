@@ -141,7 +141,7 @@ def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Lay
 
 
 def _product(linear: Any, make_linear: MakeLinear) -> nn.Module:
-    """A linear layer's own, or a rank's part of it and what is exchanged with the others."""
+    """Return a linear layer's product; for a rank's part, with its exchange with the others."""
     if isinstance(linear, RowParallelLinear | GatheredLinear):
         linear.linear = _product(linear.linear, make_linear)
         return linear
@@ -149,7 +149,7 @@ def _product(linear: Any, make_linear: MakeLinear) -> nn.Module:
 
 
 def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> nn.Module:
-    """One product for linear layers of the same input."""
+    """Join linear layers of the same input into one product."""
     weight, bias = joined_weight(*linears)
     scales = joined_scales(*linears)
     made: nn.Module = (

@@ -95,7 +95,7 @@ class PagedBackend:
         return -(-self._max_model_len // self.storage.block_size)
 
     def _compute(self, tensors: PassTensors, session_rows: int) -> Tensor:
-        """A pass as it is captured: whatever its sessions come to."""
+        """Compute a pass as it is captured, whatever its sessions are."""
         paged = VarlenPass(
             self.storage, self._kernel, tensors, session_rows, self._max_model_len, self._windows
         )

@@ -25,7 +25,7 @@ _LEAST_SCALE = 1e-12  # of a row of zeros
 
 
 def fp8_linear(weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> nn.Module:
-    """An `Fp8Linear`; a plain layer where the sizes are none that the product takes."""
+    """Return an `Fp8Linear`; a plain layer if the product does not support the sizes."""
     if can_round_to_fp8(*weight.shape):
         return Fp8Linear(weight, bias, scales)
     if scales is not None:
@@ -34,7 +34,7 @@ def fp8_linear(weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
 
 
 def stored_linear(weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> nn.Module:
-    """A layer of a checkpoint that is stored in float8: what has no scales was left whole."""
+    """Return a layer of a float8 checkpoint; without scales its weight was left whole."""
     return plain_linear(weight, bias) if scales is None else fp8_linear(weight, bias, scales)
 
 
@@ -75,7 +75,7 @@ class Fp8Linear(nn.Module):
 
 
 def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row over its scale in float8, [R, F], and the scales, [R, 1] float32."""
+    """Return each row over its scale in float8, [R, F], and the scales, [R, 1] float32."""
     if not has_kernels(rows.device):
         return _round_rows(rows)
     from models.gpu.kernels.rounding import round_rows as by_kernel

@@ -55,11 +55,11 @@ class EagerGraphs:
         return compute
 
     def used_bytes(self) -> int:
-        """Not known."""
+        """Return 0: the bytes are not known."""
         return 0
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Release nothing, because nothing is held."""
 
 
 class CudaGraphs:
@@ -166,7 +166,7 @@ def capture_each(
 def _captured(
     backend: GraphBackend, key: Hashable, compute: Callable[[], Tensor]
 ) -> Callable[[], Tensor] | None:
-    """None: it cannot be recorded, for want of memory or otherwise."""
+    """Capture a pass; return None if it cannot be recorded, for want of memory or otherwise."""
     try:
         return backend.capture(compute)
     except RuntimeError as error:  # torch's errors of devices and memory are
@@ -249,7 +249,7 @@ class BucketedPasses:
         )
 
     def _call(self, compute: Compute, bucket: Bucket) -> Callable[[], Tensor]:
-        """The passes of a bucket, ready to be captured."""
+        """Return the passes of a bucket, ready to be captured."""
         tensors = self._tensors(bucket)
         logits = self._logits[: bucket.num_rows]
         self._write(bucket, ())
@@ -262,7 +262,7 @@ class BucketedPasses:
         return padded_shape(bucket.num_rows, self._table_width)
 
     def _write(self, bucket: Bucket, sequences: Sequence[SequenceRows]) -> None:
-        """The padded arrays of a pass, into the buffers."""
+        """Write the padded arrays of a pass into the buffers."""
         blocks = self._blocks
         arrays = index_pass(sequences, self._shape(bucket), blocks.block_size, blocks.null_block)
         for buffer, array in zip((self._longs, self._ints), arrays, strict=True):

@@ -87,7 +87,7 @@ class PassTensors(NamedTuple):
 
 
 def exact_shape(sequences: Sequence[SequenceRows], block_size: int) -> PassShape:
-    """The shape of a pass without padding."""
+    """Return the shape of a pass without padding."""
     return PassShape(
         num_rows=sum(len(rows.token_ids) for rows in sequences),
         num_sessions=len(sequences),
@@ -96,14 +96,14 @@ def exact_shape(sequences: Sequence[SequenceRows], block_size: int) -> PassShape
 
 
 def padded_shape(num_rows: int, table_width: int) -> PassShape:
-    """The shape of a pass that is padded to `num_rows` rows."""
+    """Return the shape of a pass that is padded to `num_rows` rows."""
     return PassShape(num_rows=num_rows, num_sessions=num_rows, table_width=table_width)
 
 
 def index_pass(
     sequences: Sequence[SequenceRows], shape: PassShape, block_size: int, null_block: int
 ) -> PassArrays:
-    """The arrays of a pass of `sequences`, padded to `shape`.
+    """Return the arrays of a pass of `sequences`, padded to `shape`.
 
     Raises:
         ValueError: the shape has too few rows, sessions or blocks for it, or rows to pad without
@@ -136,7 +136,7 @@ def index_pass(
 
 
 def upload(arrays: PassArrays, shape: PassShape, device: torch.device) -> PassTensors:
-    """The arrays of a pass as tensors on the device."""
+    """Return the arrays of a pass as tensors on the device."""
     longs, ints = (array_to_device(array, device) for array in arrays)
     return PassTensors.cut(shape, longs, ints)
 

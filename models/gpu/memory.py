@@ -31,7 +31,7 @@ class DeviceMemory(Protocol):
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """The most that `run` holds at a time beside what is held before it."""
+        """Return the peak memory of `run` beside what is held before it."""
         ...
 
 

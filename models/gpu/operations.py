@@ -59,7 +59,7 @@ class LayerOperations(Protocol):
         ...
 
     def add_norm(self, update: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """The sum of both, [R, F], and that normed."""
+        """Return the sum of both, [R, F], and that normed."""
         ...
 
     def place(
@@ -75,7 +75,7 @@ class LayerOperations(Protocol):
 
 
 def layer_operations(device: torch.device) -> LayerOperations:
-    """The fastest there are for the device."""
+    """Return the fastest operations for the device."""
     if not has_kernels(device):
         return TorchOperations()
     from models.gpu.kernels.operations import TritonOperations

@@ -104,7 +104,7 @@ def torch_features(device: torch.device) -> VarlenFeatures:
 def find_kernel(
     features: VarlenFeatures, sizes: Sequence[AttentionSizes], device: torch.device
 ) -> tuple[VarlenKernel, AttentionSizes]:
-    """The first kernel that agrees with the reference on this device, its implementation active.
+    """Find the first kernel that agrees with the reference on this device; make it active.
 
     Args:
         features: what torch has.
@@ -144,7 +144,7 @@ def _working_kernel(
     device: torch.device,
     name: str,
 ) -> tuple[VarlenKernel, AttentionSizes]:
-    """The kernel in the way of calling that works.
+    """Return the kernel in the way of calling that works.
 
     Raises:
         NoKernel: none does.

@@ -95,14 +95,14 @@ def refuse_own_products(
 
 
 def invariant_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A layer whose rows do not depend on each other."""
+    """Return a layer whose rows do not depend on each other."""
     from models.gpu.kernels.product import InvariantLinear
 
     return InvariantLinear(weight, bias)
 
 
 def int8_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """The same of a weight rounded to 8 bits: the numbers that a CPU's layers have."""
+    """Return such a layer with weights rounded to 8 bits, to the numbers of a CPU's layers."""
     from models.gpu.kernels.product import InvariantLinear
 
     integers, scales = quantize_weight(weight)

@@ -63,7 +63,7 @@ def reference_varlen_attn(  # noqa: PLR0913  (the parameters of torch's)
 
 
 def reference_kernel() -> VarlenKernel:
-    """The reference as a kernel."""
+    """Return the reference as a kernel."""
     return VarlenKernel(
         reference_varlen_attn, aux_request=True, wants_cumulative_keys=False, name="reference"
     )

@@ -27,9 +27,9 @@ _logger = logging.getLogger(__name__)
 
 
 def choose_kernel(config: EngineConfig, checkpoint: Checkpoint) -> tuple[VarlenKernel | None, int]:
-    """The kernel to serve the checkpoint with, and the tokens of a block that go with it.
+    """Return the kernel that serves the checkpoint, and the tokens of its blocks.
 
-    None: its keys are gathered, by whatever back-end.
+    None means that its keys are gathered, by any back-end.
 
     Raises:
         ValueError: the config insists on a kernel, and there is none; the message says why.
@@ -74,7 +74,7 @@ def make_backend(
     sizes: KVSizes,
     forward: ModelForward,
 ) -> PagedBackend:
-    """The back-end with its storage, without graphs."""
+    """Return the back-end with its storage, without graphs."""
     return PagedBackend(
         forward, PageStorage(sizes), kernel, config.max_model_len, checkpoint.windows
     )
@@ -126,7 +126,7 @@ def _graph_backend(config: EngineConfig) -> GraphBackend | None:
 def attention_sizes(
     config: EngineConfig, *, num_heads: int, num_key_heads: int, head_dim: int
 ) -> list[AttentionSizes]:
-    """The sizes of a kernel that would do, the best first: they differ in their pages."""
+    """Return the sizes that a kernel may have, the best first: they differ in their pages."""
     blocks = GPU_BLOCKS if config.block_size == "auto" else (config.block_size,)
     return [
         AttentionSizes(

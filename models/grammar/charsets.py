@@ -39,7 +39,7 @@ ALL: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, LAST))
 
 
 def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
-    """All characters of all sets; the ranges given may overlap and stand in any order."""
+    """Return all characters of all sets; the ranges given may overlap and stand in any order."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(one for ranges in sets for one in _cut(ranges)):
         if merged and low <= merged[-1][1] + 1:
@@ -50,7 +50,7 @@ def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other characters."""
+    """Return all other characters."""
     others: list[tuple[int, int]] = []
     start = 0
     for low, high in ranges:
@@ -71,7 +71,7 @@ def category(letter: str, *, is_ascii: bool) -> Ranges:
 
 
 def intersection(first: Ranges, second: Ranges) -> Ranges:
-    """The characters of both sets."""
+    """Return the characters of both sets."""
     return complement(union(complement(first), complement(second)))
 
 
@@ -96,7 +96,7 @@ def warm_up() -> None:
 
 
 def ignore_case(ranges: Ranges, *, is_ascii: bool) -> Ranges:
-    """The set with all characters that `re.IGNORECASE` takes for one of it."""
+    """Add all characters to the set that `re.IGNORECASE` takes for one of it."""
     cased = _cased_codes(is_ascii=is_ascii)
     same = {
         match
@@ -126,7 +126,7 @@ def _cased_text(*, is_ascii: bool) -> str:
 
 
 def _cut(ranges: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """The ranges without surrogates."""
+    """Return the ranges without surrogates."""
     first, last = _SURROGATES
     for low, high in ranges:
         if high < first or low > last:

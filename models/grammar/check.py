@@ -96,7 +96,7 @@ def _expected(compiled: CompiledGrammar, state: GrammarState) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     options = _options().parse_args(arguments)
     # A hostile grammar ends this process and nothing else.
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))

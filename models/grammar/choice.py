@@ -24,7 +24,7 @@ def choice_grammar(text: str, limits: ChoiceLimits) -> str:
 
 
 def literal(text: str) -> str:
-    """A regular expression for just this text, in the characters a-f, 0-9 and `\\x{}`."""
+    """Return a regular expression for just this text, in the characters a-f, 0-9 and `\\x{}`."""
     return "".join(f"\\x{{{ord(char):x}}}" for char in text)
 
 
@@ -39,7 +39,7 @@ def _listed(text: str) -> list[str]:
 
 
 def checked_choices(choices: list[str], limits: ChoiceLimits) -> list[str]:
-    """The choices, each of which may be served.
+    """Return the choices, each of which may be served.
 
     Raises:
         UnsupportedGrammar: there are none, empty or repeated ones, or more than a limit.

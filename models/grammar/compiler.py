@@ -182,7 +182,7 @@ class GrammarCompiler:
         return LarkSource(written(rules, structural_tag.START, RuleLimits()), schemas)
 
     def _special_id(self, token: str | int) -> int | None:
-        """The id of a special token that may stand within a text, by name or number."""
+        """Return the id of a special token that may stand within a text, by name or number."""
         ids = [token] if isinstance(token, int) else self._tokenizer.tokenize_str(token)
         if len(ids) != 1 or not 0 <= ids[0] < self._rows.vocab_size or ids[0] in self._rows.eos_ids:
             return None
@@ -254,7 +254,10 @@ def _notes(schemas: list[tuple[str, SchemaSource]]) -> Iterator[Loosened]:
 
 
 def _complaint(error: str) -> str:
-    """The first line of a complaint about rules: the others show what the client did not write."""
+    """Return the first line of a complaint about rules.
+
+    The other lines show text that the client did not write.
+    """
     line = one_line(error.strip().partition("\n")[0])
     if line == _NOTHING_FITS:
         return _NO_TEXT

@@ -53,7 +53,7 @@ def forced_tokens(
 def _edge(
     tokenizer: llguidance.LLTokenizer, last: Sequence[int], settled: Sequence[int], text: bytes
 ) -> list[int]:
-    """The tokens of forced text after those that are settled."""
+    """Return the tokens of forced text after those that are settled."""
     before = [*last, *settled]
     whole: list[int] = tokenizer.tokenize_bytes(tokenizer.decode_bytes(list(last)) + text)
     if whole[: len(before)] == before:

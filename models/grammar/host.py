@@ -95,7 +95,7 @@ class GrammarHost:
         return [reply for reply in replies if reply is not None]
 
     def answer(self, request: ConstraintRequest) -> ConstraintReply | None:
-        """The reply to one message; None for a close and for a commit that came too late."""
+        """Return the reply to one message; None for a close and for a commit that came too late."""
         match request:
             case MaskRequest():
                 return self._masks(request)
@@ -191,7 +191,7 @@ class GrammarHost:
         )
 
     def _forced(self, session: GrammarText) -> Forced:
-        """The tokens that are forced after those committed."""
+        """Return the tokens that are forced after those committed."""
         return session.state.forced(session.tokens.ids[-1:], session.max_forced)
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar | UnsupportedGrammar:

@@ -135,5 +135,5 @@ def check_size(grammar: Grammar, limits: SchemaLimits) -> None:
 
 
 def json_path(name: str) -> str:
-    """One step of a JSON path."""
+    """Return one step of a JSON path."""
     return f".{name}" if _PLAIN_NAME.fullmatch(name) else f"[{json.dumps(name)}]"

@@ -27,8 +27,11 @@ _MAX_DROPPED_BYTES = 32_768  # of what is told about one grammar: it must pass t
 
 
 def fitted(grammar: Grammar, limits: SchemaLimits) -> Grammar:
-    """The grammar with its largest loose schemas replaced by any object, until it has few enough
-    bytes to be sent and read; as it is, where that does not help or is not needed."""
+    """Shrink a grammar until it has few enough bytes to be sent and read.
+
+    Its largest loose schemas are replaced by any object. It stays as it is if that does not help or
+    is not needed.
+    """
     over = _num_bytes(grammar.text) - limits.max_schema_bytes
     if over <= 0 or not grammar.loose:
         return grammar
@@ -43,7 +46,7 @@ def fitted(grammar: Grammar, limits: SchemaLimits) -> Grammar:
 
 
 def with_bare(grammar: Grammar, lines: Iterable[int], reason: str) -> Grammar:
-    """The grammar with the schemas of some lines replaced by any object."""
+    """Return the grammar with the schemas of some lines replaced by any object."""
     lines = set(lines)
     left = tuple(one for one in grammar.dropped if one.line not in lines)
     notes = tuple(Loosened(line=line, path="$", reason=reason) for line in sorted(lines))
@@ -52,7 +55,7 @@ def with_bare(grammar: Grammar, lines: Iterable[int], reason: str) -> Grammar:
 
 
 def all_bare(grammar: Grammar, reason: str) -> Grammar:
-    """The grammar with any object in the place of every schema that may be loosened."""
+    """Return the grammar with any object in the place of every schema that may be loosened."""
     return with_bare(grammar, grammar.loose, reason)
 
 
@@ -160,7 +163,7 @@ def _of_line(dropped: Iterable[Loosened], line: int) -> list[Loosened]:
 
 
 def _by_size(grammar: Grammar) -> list[tuple[int, str]]:
-    """The lines with loose schemas and these, largest first."""
+    """Return the lines with loose schemas and these schemas, largest first."""
     if grammar.kind != "lark":
         return [(0, grammar.text)]
     lines = grammar.text.split("\n")
@@ -169,7 +172,7 @@ def _by_size(grammar: Grammar) -> list[tuple[int, str]]:
 
 
 def _with_schemas(grammar: Grammar, texts: dict[int, str]) -> str:
-    """The text of a grammar with other schemas on some lines."""
+    """Return the text of a grammar with other schemas on some lines."""
     if grammar.kind != "lark":
         return texts.get(0, grammar.text)
     lines = grammar.text.split("\n")

@@ -43,7 +43,7 @@ class MaskSource(Protocol):
         ...
 
     def close(self, session_id: str) -> None:
-        """No more masks for this session are needed. Idempotent; never blocks."""
+        """Note that this session needs no more masks. Idempotent; never blocks."""
         ...
 
 
@@ -143,7 +143,7 @@ class MaskClient:
         self._source.open(matcher, endpoint)
 
     def close(self, session_id: str) -> None:
-        """The session is gone; its waits have been dropped. Idempotent."""
+        """Note that the session is gone; its waits have been dropped. Idempotent."""
         matcher = self._matchers.pop(session_id, None)
         if matcher is not None and matcher not in self._matchers.values():
             self._source.close(matcher)

@@ -25,7 +25,7 @@ _PART_LEVELS = 8  # of parentheses in one terminal: llguidance reads about 30
 
 
 def regex_grammar(text: str, limits: RegexLimits) -> str:
-    """The Lark text of a pattern.
+    """Return the Lark text of a pattern.
 
     Raises:
         UnsupportedGrammar: see `parse_regex`; or an anchor inside, no text or none but the empty
@@ -132,7 +132,7 @@ class LarkWriter:
         self._level = 0
 
     def write(self, node: Node) -> str:
-        """The expression of a node, without anchors and never nothing."""
+        """Return the expression of a node, without anchors and never nothing."""
         match node:
             case Chars():
                 return self._chars(node.ranges)
@@ -146,7 +146,7 @@ class LarkWriter:
                 raise AssertionError("anchors and look-ahead are resolved before")
 
     def terminals(self) -> list[str]:
-        """The definitions of the terminals."""
+        """Return the definitions of the terminals."""
         sets = (f"{name}: /{spelt(ranges)}/" for ranges, name in self._sets.items())
         return [*sets, *(f"{self._part}{i}: {text}" for i, text in enumerate(self._parts))]
 
@@ -175,12 +175,12 @@ def quantifier(low: int, high: int | None) -> str:
 
 
 def spelt(ranges: Ranges) -> str:
-    """A set as Rust's regular expressions write it, in code points."""
+    """Write a set for Rust's regular expressions, in code points."""
     return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"
 
 
 def spelt_node(node: Node) -> str:
-    """A tree without anchors as Rust's regular expressions write it, in code points."""
+    """Write a tree without anchors for Rust's regular expressions, in code points."""
     match node:
         case Chars():
             return spelt(node.ranges)

@@ -47,11 +47,14 @@ class RowLayout:
         self.special = special & self._not_eos
 
     def bits(self, row: bytes) -> int:
-        """The row as a number, with every eos bit and the padding bits cleared."""
+        """Return the row as a number, with every eos bit and the padding bits cleared."""
         return int.from_bytes(row, "little") & self._not_eos
 
     def with_eos(self, bits: int, *, is_allowed: bool) -> bytes:
-        """The row of these bits, and of all eos bits where they are allowed."""
+        """Return the row of these bits.
+
+        It has all eos bits if they are allowed.
+        """
         return (bits | self._eos if is_allowed else bits).to_bytes(self.row_bytes, "little")
 
 
@@ -72,7 +75,7 @@ class CompiledGrammar:
         self.dropped: tuple[Loosened, ...] = ()
 
     def start(self) -> GrammarState:
-        """The state of an empty text."""
+        """Return the state of an empty text."""
         return GrammarState(self._matcher.deep_copy(), self._rows, self.tokenizer)
 
 
@@ -108,7 +111,10 @@ class GrammarState:
         return self.has_ended or (self._matcher.is_accepting() and not self._matcher.is_error())
 
     def copy(self) -> GrammarState:
-        """An independent state; what the lexer learns on one serves the other."""
+        """Return an independent state.
+
+        The lexer is shared, so that one state's work serves the other.
+        """
         copied = GrammarState(
             self._matcher.deep_copy(), self._rows, self._tokenizer, self._num_consumed
         )
@@ -154,7 +160,7 @@ class GrammarState:
         self._num_consumed = length
 
     def row(self) -> bytes:
-        """The mask of this state: `row_bytes` bytes.
+        """Return the mask of this state: `row_bytes` bytes.
 
         Raises:
             MatcherBroken: a limit was hit; the state is of no further use.
@@ -169,9 +175,9 @@ class GrammarState:
         return self._rows.with_eos(bits, is_allowed=self.is_complete)
 
     def _without_names(self, bits: int) -> int:
-        """The bits without special tokens whose names the grammar has as text.
+        """Clear special tokens whose names the grammar has as text.
 
-        Where the next text is forced and spells a special token's name, llguidance's mask has that
+        If the next text is forced and spells a special token's name, llguidance's mask has that
         token alone, which its matcher then refuses. The text's first byte stands in for it.
         """
         left = bits & self._rows.special

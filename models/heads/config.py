@@ -95,7 +95,7 @@ def num_key_layers(folder: str | None) -> int:
 
 
 def read_heads_config(folder: Path) -> dict[str, Any]:
-    """The config of a folder of heads.
+    """Read the config of a folder of heads.
 
     Raises:
         ValueError: it has none, or one that cannot be read.
@@ -107,7 +107,9 @@ def read_heads_config(folder: Path) -> dict[str, Any]:
 
 
 def proposed_tokens(name: str, config: dict[str, Any], default: int) -> int:
-    """The longest draft: what is proposed by default, else the steps that it was trained for.
+    """Return the longest draft.
+
+    It is the number proposed by default, else the steps of its training.
 
     Args:
         name: of the folder, for refusals.

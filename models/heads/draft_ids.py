@@ -14,7 +14,9 @@ from models.layers.linear import MakeLinear, plain_linear
 
 
 def draft_ids(name: str, offsets: Tensor | None, vocab_size: int) -> Tensor | None:
-    """The ids [N] that a head drafts, from `d2t` [N]: each less its place. None: all.
+    """Return the ids [N] that a head drafts; None: all.
+
+    Each entry of `d2t` is an id less its place.
 
     Args:
         name: of the folder, for refusals.

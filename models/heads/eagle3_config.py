@@ -53,7 +53,7 @@ class Eagle3Config:
 
 
 def read_eagle3_config(folder: Path, target: Any, *, has_embedding: bool) -> Eagle3Config:
-    """The config of a folder for a target.
+    """Read the config of a folder for a target.
 
     Args:
         folder: with config.json.
@@ -109,7 +109,7 @@ def _refuse_unserved(name: str, options: dict[str, Any]) -> None:
 def _check_sizes(
     name: str, layer: Any, target: Any, options: dict[str, Any], *, has_embedding: bool
 ) -> None:
-    """Its keys lie in the target's cache, and rows of both are joined."""
+    """Check the sizes: its keys lie in the target's cache, and rows of both are joined."""
     for key in _SAME:
         own, wanted = _size(layer, key), _size(target, key)
         if own != wanted:

@@ -27,7 +27,7 @@ from models.layers.family import refuse_other_families
 def read_eagle3(
     folder: Path, model: PreTrainedModel, device: torch.device | None = None
 ) -> Eagle3Parts:
-    """The head of a folder for a target, in its type.
+    """Read the head of a folder for a target, in its type.
 
     Args:
         folder: of the head.
@@ -64,7 +64,7 @@ def read_eagle3(
 
 
 def _modern(key: str) -> str:
-    """The newer spelling of a key."""
+    """Return the newer spelling of a key."""
     return key.replace("midlayer.", "layers.0.", 1) if key.startswith("midlayer.") else key
 
 

@@ -15,7 +15,7 @@ _OLD_NAMES = ("medusa_lm_head.pt", "pytorch_model.bin")
 
 
 def stored_under(folder: Path, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
-    """Those weights of a checkpoint whose keys begin with one of the prefixes; no other is read."""
+    """Read the weights of a checkpoint whose keys begin with one of the prefixes, and no others."""
     found: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         refuse_pointer(path)
@@ -26,7 +26,7 @@ def stored_under(folder: Path, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
 
 
 def stored_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder of heads by key.
+    """Read all weights of a folder of heads by key.
 
     Raises:
         ValueError: there are none, or a file cannot be read.

@@ -50,7 +50,7 @@ class HeadWeights:
 
 
 def read_heads(folder: Path, target_head: Tensor, words: Words | None = None) -> HeadWeights:
-    """The heads of a folder for a target.
+    """Read the heads of a folder for a target.
 
     Args:
         folder: of the heads.
@@ -102,7 +102,7 @@ def read_heads(folder: Path, target_head: Tensor, words: Words | None = None) ->
 
 
 def _checked_ids(folder: Path, token_ids: Tensor | None, vocab_size: int) -> Tensor | None:
-    """The ids that heads draft, if those are ids.
+    """Return the ids that heads draft, after a check.
 
     Raises:
         ValueError: they are not.
@@ -113,7 +113,7 @@ def _checked_ids(folder: Path, token_ids: Tensor | None, vocab_size: int) -> Ten
 
 
 def _modern(key: str) -> str:
-    """The newer spelling of a key."""
+    """Return the newer spelling of a key."""
     key = key.removeprefix("medusa_head.")
     if found := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", key):
         return f"blocks.{found[1]}.layers.{found[2]}.{found[3]}"

@@ -90,7 +90,7 @@ class MtpParts(nn.Module):
 
 
 def read_mtp(folder: Path, model: PreTrainedModel, device: torch.device | None = None) -> MtpParts:
-    """The MTP head of a folder for a target, in its type and on its device or another.
+    """Read the MTP head of a folder for a target, in its type and on its device or another.
 
     Raises:
         ValueError: the folder holds no such head, or one for another target; names the key.

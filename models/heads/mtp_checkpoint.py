@@ -41,7 +41,7 @@ _COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's 
 def read_own_mtp(
     folder: Path, model: PreTrainedModel, device: torch.device | None = None
 ) -> MtpParts:
-    """The MTP layer of a target's checkpoint, in the target's type.
+    """Read the MTP layer of a target's checkpoint, in the target's type.
 
     Args:
         folder: of the target.

@@ -40,7 +40,7 @@ class BlockKeeper(Protocol):
     """Something that holds references to cached blocks and can drop them."""
 
     def forget(self, block_id: int) -> None:
-        """The pool takes a kept block back."""
+        """Forget a block, because the pool takes it back."""
         ...
 
 
@@ -76,7 +76,7 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def new_table(self) -> BlockTable:
-        """An empty table that takes its blocks from this pool."""
+        """Return an empty table that takes its blocks from this pool."""
         return BlockTable(self)
 
     def allocate(self, count: int) -> list[int]:
@@ -183,7 +183,7 @@ class BlockPool:
             raise AssertionError(f"kept {self._kept}, idle {list(self._idle)}, used {used}")
 
     def _evict(self, block_id: int) -> None:
-        """An idle block becomes a free one."""
+        """Turn an idle block into a free one."""
         del self._idle[block_id]
         self._kept.discard(block_id)
         self._free.append(block_id)
@@ -221,7 +221,7 @@ class BlockTable:
         self.block_ids[index] = block_id
 
     def first_row(self, start: int) -> int:
-        """The row to compute from so that row `start` can be written: at most `start`.
+        """Return the row to compute from so that row `start` can be written: at most `start`.
 
         Within a shared block it is the block's start, because the block must be given up.
         """
@@ -277,7 +277,7 @@ class BlockTable:
         self.resize(0)
 
     def checked_blocks(self) -> list[int]:
-        """The table's blocks, as many as its tokens need and each once.
+        """Return the table's blocks, as many as its tokens need and each once.
 
         Raises:
             AssertionError: they are more or fewer, or one is listed twice.

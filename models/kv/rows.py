@@ -91,7 +91,7 @@ def entered_blocks(sequences: Sequence[SequenceRows], block_size: int) -> list[i
 
 
 def with_ids(sequences: Sequence[SequenceRows], ids: Sequence[int]) -> list[SequenceRows]:
-    """The same rows with these token ids, of all of them in order."""
+    """Replace the token ids of the rows, in order."""
     made, start = [], 0
     for sequence in sequences:
         stop = start + len(sequence.token_ids)

@@ -40,7 +40,7 @@ class PackedExperts(nn.Module):
     def forward(
         self, rows: Tensor, chosen: Tensor, weights: Tensor
     ) -> Tensor:  # [R, hidden], [R, k] int, [R, k] -> [R, hidden]
-        """Each row's experts, weighted and summed in the order they are in `chosen`."""
+        """Run each row's experts; sum them, weighted, in the order of `chosen`."""
         num_rows, num_chosen = chosen.shape
         flat = chosen.flatten()
         outs = rows.new_empty(num_rows * num_chosen, rows.shape[1])
@@ -55,7 +55,7 @@ class PackedExperts(nn.Module):
         return total.to(rows.dtype)
 
     def _activated(self, inner: Tensor) -> Tensor:  # [n, width] -> [n, width or half of it]
-        """The gate, or activation, of rows in blocks that are whole vectors."""
+        """Apply the gate, or activation, to rows in blocks that are whole vectors."""
         num_rows, width = inner.shape
         step = VECTOR_ELEMENTS // math.gcd(width // 2, VECTOR_ELEMENTS)
         padded = nn.functional.pad(inner, (0, 0, 0, -num_rows % step))
@@ -66,7 +66,7 @@ class PackedExperts(nn.Module):
 
 
 def _packed(experts: Any, name: str, make_linear: MakeLinear) -> list[nn.Module]:
-    """The products of each expert; the weights they came from are given up."""
+    """Return the products of each expert; the weights they came from are freed."""
     weights = getattr(experts, name).detach()
     biases = (
         getattr(experts, f"{name}_bias").detach() if experts.has_bias else [None] * len(weights)

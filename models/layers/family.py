@@ -49,7 +49,7 @@ def refuse_other_families(model: PreTrainedModel, what: str) -> None:
 
 
 def like_of(model: PreTrainedModel) -> Tensor:
-    """A tensor of the model's type and device, as its rotary embedding is asked with."""
+    """Return a tensor of the model's type and device, for its rotary embedding."""
     return torch.empty(1, 1, 1, dtype=model.dtype, device=model.device)
 
 
@@ -83,7 +83,7 @@ def joined_weight(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def joined_scales(*linears: nn.Linear) -> Tensor | None:
-    """The scales of the same product, [outputs]; None where weights are not stored in float8.
+    """Return the scales of the joined product, [outputs]; None if no weight is in float8.
 
     Raises:
         ValueError: some are, and some are not.

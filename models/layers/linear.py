@@ -108,7 +108,7 @@ class RowwiseActivation(nn.Module):
         self.function = function
 
     def forward(self, rows: Tensor) -> Tensor:  # [..., width] -> same
-        """The wrapped function of each element."""
+        """Apply the wrapped function to each element."""
         width = rows.shape[-1]
         missing = -width % VECTOR_ELEMENTS
         if missing:

@@ -134,7 +134,7 @@ class Quantizer:
         self.num_bytes = 0
 
     def __call__(self, weight: Tensor, bias: Tensor | None, **options: bool) -> Any:
-        """The layer of a weight and a bias, and what else `make_linear` takes."""
+        """Make the layer of a weight and a bias, with the options of `make_linear`."""
         itemsize, has_bias = weight.element_size(), bias is not None
         self.num_bytes += int8_bytes(len(weight), weight.shape[1], itemsize, has_bias=has_bias)
         return self._make_linear(weight, bias, **options)

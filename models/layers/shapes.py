@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 def shapes_of(
     config: PreTrainedConfig, dtype: torch.dtype, attention: str | None = None
 ) -> PreTrainedModel:
-    """A model of this config on torch's "meta" device, whole also where ranks share it.
+    """Return a model of this config on torch's "meta" device, whole even if ranks share it.
 
     Args:
         config: of any causal language model.

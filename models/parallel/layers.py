@@ -36,15 +36,15 @@ class Ranks(Protocol):
     world_size: int
 
     def sum(self, part: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The sum over ranks, plus a bias."""
+        """Return the sum over ranks, plus a bias."""
         ...
 
     def gather_columns(self, columns: Tensor) -> Tensor:
-        """All ranks' columns, on every rank."""
+        """Gather all ranks' columns on every rank."""
         ...
 
     def gather_to_leader(self, columns: Tensor) -> Tensor:
-        """All ranks' columns on the leader, none on the others."""
+        """Gather all ranks' columns on the leader, none on the others."""
         ...
 
 
@@ -115,7 +115,7 @@ class ParallelEmbedding(nn.Module):
         self._ranks = ranks
 
     def forward(self, token_ids: Tensor) -> Tensor:  # [...] -> [..., width]
-        """Each word's row; exact, because all other ranks add zeros."""
+        """Return each word's row; exact, because all other ranks add zeros."""
         local = token_ids - self._first
         is_own = (local >= 0) & (local < len(self.weight))
         rows = nn.functional.embedding(local.where(is_own, 0), self.weight)
@@ -194,7 +194,7 @@ def make_local(model: nn.Module, plan: dict[str, str], ranks: Ranks) -> None:
 def _local_module(
     name: str, module: nn.Module, style: str, ranks: Ranks, *, is_output: bool
 ) -> nn.Module | None:
-    """The plain module for a sharded one; None: leave it to transformers' hooks."""
+    """Return the plain module for a sharded one; None to leave it to transformers' hooks."""
     if type(module) is nn.Embedding and style == "embedding_rowwise":
         _check_divides(name, module.num_embeddings, ranks)
         return ParallelEmbedding(local_tensor(module.weight), ranks)
@@ -223,7 +223,7 @@ def _check_divides(name: str, size: int, ranks: Ranks) -> None:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part of a parameter that may be sharded, without its history."""
+    """Return this rank's part of a parameter that may be sharded, without its history."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()
 

@@ -86,7 +86,7 @@ PassMessage = Work | Idle | Stop
 
 
 def encode(message: PassMessage, block_size: int) -> list[int]:
-    """The integers of a message; `block_size` in tokens."""
+    """Return the integers of a message; `block_size` in tokens."""
     match message:
         case Idle():
             return [_IDLE]
@@ -116,7 +116,7 @@ def _encode_rows(sequences: Sequence[SequenceRows], block_size: int) -> list[int
 
 
 def decode(ints: Sequence[int]) -> PassMessage:
-    """The message of these integers.
+    """Decode the message of these integers.
 
     Raises:
         ValueError: they are not one whole message.

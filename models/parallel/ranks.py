@@ -104,7 +104,10 @@ class TensorParallel:
         dist.barrier(self._loading)
 
     def least(self, number: int) -> int:
-        """The least of the numbers that ranks give, each of which has to; while loading."""
+        """Return the least of the ranks' numbers.
+
+        All ranks must call it, while loading.
+        """
         numbers = torch.tensor([number], dtype=torch.int64)
         dist.all_reduce(numbers, dist.ReduceOp.MIN, group=self._loading)
         return int(numbers[0])
@@ -181,7 +184,7 @@ class TensorParallel:
     # --- tensors: every rank calls the same, with the same shapes
 
     def sum(self, part: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The sum over ranks of `part`, plus `bias`, in the type of `part`; on every rank."""
+        """Return the sum of `part` over ranks, plus `bias`, in its type, on every rank."""
         if not self.sums_in_order:
             dist.all_reduce(part, group=self._tensors)
             return part if bias is None else part + bias

@@ -41,7 +41,7 @@ class Classifier:
         return [names[index] for index in sorted(names)]
 
     def probs(self, text: str) -> list[float]:
-        """The probability of each label."""
+        """Return the probability of each label."""
         import torch
 
         with torch.inference_mode():
@@ -79,7 +79,7 @@ class LabelReward(BaseModel):
 def label_reward(
     classifiers: Mapping[str, Classifier], parameters: Mapping[str, Any]
 ) -> LabelReward:
-    """A reward by one of the classifiers that are there.
+    """Return a reward by one of the present classifiers.
 
     Raises:
         ValueError: it or its label is not there.

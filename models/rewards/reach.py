@@ -42,10 +42,10 @@ class Span:
     num_looking: int = 0
 
     def work(self, text: str, lookaheads: list[str]) -> float:
-        """An upper bound of what scoring takes, in characters that are stemmed.
+        """Return an upper bound of the scoring work, in characters that are stemmed.
 
-        A text's words are stemmed once for all of its look-aheads (`words.py` remembers them), but
-        for the last one, which each of them may make another.
+        A text's words are stemmed once for all of its look-aheads (`words.py` remembers them). The
+        last word is an exception, because each look-ahead may change it.
         """
         num_ahead = sum(map(len, lookaheads)) + len(lookaheads) * _open_len(text)
         num_looks = len(lookaheads) * (len(text) + _LOOKS_A_SCORE) + num_ahead
@@ -64,7 +64,7 @@ def _is_of_a_word(char: str) -> bool:
 
 
 def span_of(asked: str) -> Span:
-    """The span of the reward whose JSON text a request has; CODE where that is not clear."""
+    """Return the span of the reward whose JSON text a request has; CODE if it is not clear."""
     try:
         kinds = list(_kinds(json.loads(asked))) if len(asked) <= _MAX_ASKED_CHARS else [""]
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
@@ -78,7 +78,7 @@ def span_of(asked: str) -> Span:
 
 
 def _kinds(asked: Any) -> Iterator[str]:
-    """The kinds of a reward's parts that are not sums themselves."""
+    """Yield the kinds of a reward's parts that are not sums themselves."""
     if asked["kind"] != "weighted":
         yield asked["kind"] if isinstance(asked["kind"], str) else ""
         return

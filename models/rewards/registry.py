@@ -81,7 +81,7 @@ class Rewards:
                 self.absent[point.name] = f"{type(error).__name__}: {error}"
 
     def make(self, asked: Mapping[str, Any]) -> Reward:
-        """The reward of a request: its `kind`, and the parameters of that.
+        """Make the reward of a request from its `kind` and the parameters of that.
 
         Raises:
             ValueError: there is none of this kind, or its parameters are wrong; names the field.
@@ -119,13 +119,13 @@ class Rewards:
 
 @cache
 def reward_names() -> tuple[str, ...]:
-    """The kinds that requests may name, by what is installed; loads none of them."""
+    """Return the kinds that requests may name, by the installed packages; load none of them."""
     found = dict.fromkeys([*_OWN, "classifier", "weighted"])
     return tuple(found | dict.fromkeys(point.name for point in entry_points(group=GROUP)))
 
 
 def _first(error: ValidationError) -> str:
-    """The first fault, by the path of its field."""
+    """Return the first fault, by the path of its field."""
     fault = error.errors()[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
     message = fault["msg"].removeprefix("Value error, ")

@@ -24,12 +24,12 @@ MAX_STEMMED = 64  # characters of a word that has a stem, as of a concept: a lon
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case."""
+    """Return the words of a text, in lower case."""
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def whole_words_of(text: str, is_end: bool) -> list[str]:
-    """The words of a text but for a last one that may go on."""
+    """Return the words of a text without a last one that may go on."""
     words = words_of(text)
     is_cut = not is_end and words and text[-1:].isalnum()
     return words[:-1] if is_cut else words

@@ -30,12 +30,12 @@ class DraftRow:
     probs: np.ndarray  # [m] float32
 
     def prob_of(self, token_id: int) -> float:
-        """The probability of a token."""
+        """Return the probability of a token."""
         return float(self.probs[self.token_ids == token_id].sum())
 
 
 def certain_row(token_id: int) -> DraftRow:
-    """The row of a token that was not sampled but came for certain (prompt lookup, forced text)."""
+    """Return the row of a certain token that was not sampled (prompt lookup, forced text)."""
     return DraftRow(np.array([token_id], dtype=np.int32), np.ones(1, dtype=np.float32))
 
 
@@ -44,9 +44,9 @@ def draw_truncated(
     seeds: Sequence[int],  # [R]
     positions: Sequence[int],  # [R] absolute index of the token sampled from the row
 ) -> tuple[list[int], list[DraftRow]]:
-    """One draft token per row and the distribution it came from. Safe to repeat.
+    """Draw one draft token per row and return its distribution. Safe to repeat.
 
-    Where scores tie at the cut the lowest ids stay. A row of nothing but -inf gives some id: the
+    If scores tie at the cut, the lowest ids stay. A row of nothing but -inf gives some id: the
     caller checks constrained samples by their mask.
     """
     token_ids = _top_ids(scores, min(NUM_PAIRS, scores.shape[1]))
@@ -73,7 +73,7 @@ def pack(rows: Sequence[DraftRow]) -> DraftProbs | None:
 
 
 def unpack(message: DraftProbs, draft: Sequence[int], vocab_size: int) -> list[DraftRow]:
-    """The row of each token of `draft`.
+    """Return the row of each token of `draft`.
 
     Raises:
         ValueError: sizes do not fit the draft, or the values are no distributions its tokens can
@@ -137,7 +137,7 @@ def _top_ids(scores: Tensor, num_ids: int) -> Tensor:
 
 
 def _top_ids_unseen(scores: Tensor, num_ids: int) -> Tensor:
-    """The same without a look at any value, which would wait for a GPU."""
+    """Return the top ids without a look at any value, which would wait for a GPU."""
     cut = torch.topk(scores, num_ids, dim=1).values[:, -1:]
     stays = _without_late_ties(scores, scores >= cut, cut, num_ids)
     ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)

@@ -61,7 +61,7 @@ def with_side_tokens(
     side_tokens: Sequence[tuple[int, int]],
     eos_ids: Collection[int] = (),
 ) -> DraftTree | None:
-    """The tree of a draft and single tokens beside it; None: nothing is beside it.
+    """Return the tree of a draft and single tokens beside it; None if there are none.
 
     With the draft 5, 6 after the token 7 and (0, 9), (1, 8) beside it: 9 after 7, 8 after 5.
 
@@ -84,7 +84,7 @@ def with_side_tokens(
 def grow_tree(
     anchor: int, shape: Sequence[tuple[int, int]], candidates: Sequence[Sequence[int | None]]
 ) -> DraftTree:
-    """The tree of a shape with these candidates; what a candidate is None for is left out.
+    """Return the tree of a shape with these candidates; nodes whose candidate is None are left out.
 
     Args:
         anchor: the token of row 0.

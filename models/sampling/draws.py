@@ -55,7 +55,7 @@ def rank_from_logits(
 def draw_by_kernels(
     logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> Tensor:
-    """The same by kernels, wherever they run."""
+    """Draw by kernels, on any device."""
     from models.sampling.kernels.cut import row_cuts
     from models.sampling.kernels.draw import draw_rows
     from models.sampling.kernels.terms import upload_terms
@@ -75,7 +75,7 @@ def draw_by_kernels(
 def terms_of(
     sampling: Sampling, position: int, vocab_size: int
 ) -> tuple[int, float, float, int, float]:
-    """A row's terms as `upload_terms` takes them."""
+    """Return a row's terms as `upload_terms` takes them."""
     stream = stream_key(sampling.seed, position)
     if sampling.temperature == 0:
         return stream, 0.0, -torch.inf, vocab_size, 1.0

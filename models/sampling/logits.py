@@ -50,15 +50,15 @@ def adjust_logits(
     counts: Sequence[RowCounts | None] = (),
     forbidden: Sequence[Sequence[int]] = (),
 ) -> Tensor:
-    """The steps before the temperature, which most rows need none of: [R, V], may be `logits`."""
+    """Apply the steps before the temperature, if a row needs any: [R, V], may be `logits`."""
     allowed = forbid(mask_logits(logits, masks), forbidden)
     return _penalised(add_bias(allowed, samplings), samplings, counts)
 
 
 def shaped_scores(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The steps from the temperature on: scores [R, V] of adjusted logits, which stay as they are.
+    """Return scores [R, V] by the steps from the temperature on; the logits stay as they are.
 
-    They may be `logits` itself where no row has a temperature.
+    They may be `logits` itself if no row has a temperature.
     """
     if all(sampling.temperature == 0 for sampling in samplings):
         return logits
@@ -137,7 +137,10 @@ def min_p_depth(sampling: Sampling) -> float:
 
 
 def _min_p_cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The lowest score that stays, [R, 1]: that of min_p times the largest probability."""
+    """Return the lowest score that stays, [R, 1].
+
+    It is that of min_p times the largest probability.
+    """
     depths = [min_p_depth(sampling) for sampling in samplings]
     depth = to_device(depths, scores.device, torch.float32)[:, None]
     return scores.amax(dim=1, keepdim=True) + depth

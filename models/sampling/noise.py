@@ -59,13 +59,13 @@ def gumbel_noise_at(
     token_ids: Tensor,  # [R, m] int64
     domain: int = DOMAIN_TOKEN,
 ) -> Tensor:
-    """The values of `gumbel_noise` at some tokens of each row only: float32 [R, m]."""
+    """Return the values of `gumbel_noise` at some tokens of each row only: float32 [R, m]."""
     keys = _row_keys(seeds, positions, domain, token_ids.device)
     return _gumbel_(keys + (token_ids + 1) * _signed(GOLDEN))
 
 
 def uniform(seed: int, position: int, domain: int) -> float:
-    """One number of the open interval (0, 1), exact on every machine."""
+    """Return one number of the open interval (0, 1), exact on every machine."""
     bits = _mix_int(_row_key(seed, position, domain) + GOLDEN) >> (64 - UNIFORM_BITS)
     return (bits + 0.5) * 2.0**-UNIFORM_BITS
 
@@ -88,7 +88,7 @@ def _gumbel_(state: Tensor) -> Tensor:
 def _row_keys(
     seeds: Sequence[int], positions: Sequence[int], domain: int, device: torch.device | str
 ) -> Tensor:
-    """The stream of each row, int64 [R, 1]."""
+    """Return the stream of each row, int64 [R, 1]."""
     keys = [
         stream_key(seed, position, domain) for seed, position in zip(seeds, positions, strict=True)
     ]
@@ -110,7 +110,7 @@ def _mix_int(value: int) -> int:
 
 
 def _mix_(state: Tensor) -> None:
-    """The same in place on int64 [R, V]; products wrap around, as two's complement does."""
+    """Mix in place, on int64 [R, V]; products wrap around, as in two's complement."""
     state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(MIX1))
     state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(MIX2))
     state.bitwise_xor_(_shift_right(state, 31))
@@ -122,7 +122,7 @@ def _shift_right(state: Tensor, count: int) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bit pattern of an unsigned 64-bit value."""
+    """Return the int64 with the bit pattern of an unsigned 64-bit value."""
     return value - (1 << 64) if value >> 63 else value
 
 

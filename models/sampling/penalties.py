@@ -45,11 +45,11 @@ class TokenHistory:
         self.add(0, ids)
 
     def add(self, start: int, ids: Sequence[int]) -> None:
-        """The tokens went on from length `start` with `ids`, all within the vocabulary."""
+        """Add `ids`, all within the vocabulary, to the tokens from length `start` on."""
         self._count(start, ids, 1)
 
     def remove(self, start: int, ids: Sequence[int]) -> None:
-        """The tokens were cut to length `start`; `ids` came after that."""
+        """Remove `ids`: the tokens were cut to length `start`, and these came after it."""
         self._count(start, ids, -1)
 
     def rows(self, start: int, ids: Sequence[int], num_rows: int) -> list[RowCounts]:
@@ -93,7 +93,7 @@ def penalise(
     samplings: Sequence[Sampling],  # [R]
     counts: Sequence[RowCounts],  # [R]
 ) -> Tensor:
-    """The scores less their penalties: repetition, then frequency, then presence."""
+    """Return the scores less their penalties: repetition, then frequency, then presence."""
     num_ids = scores.shape[1]  # more are counted where the model may read ids it does not sample
     generated = counts_on([row.generated[:num_ids] for row in counts], scores.device)
     if any(sampling.repetition_penalty != 1 for sampling in samplings):
@@ -121,7 +121,7 @@ def counts_on(rows: list[np.ndarray], device: torch.device) -> Tensor:
 
 
 def scattered(rows: list[np.ndarray], device: torch.device) -> Tensor:
-    """The same by a few numbers, on any device."""
+    """Upload the counts as a few numbers, on any device."""
     num_ids = len(rows[0])
     ids = [np.flatnonzero(row) for row in rows]
     places = np.concatenate([number * num_ids + found for number, found in enumerate(ids)])

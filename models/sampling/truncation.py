@@ -54,10 +54,10 @@ def sorted_cut(
     top_p: Tensor,  # [R, 1] float64, 1 where off
     num_candidates: int,
 ) -> tuple[Tensor, Tensor]:
-    """The lowest score that stays, [R, 1], and whether the candidates were enough to tell.
+    """Return the lowest score that stays, [R, 1], and whether there were enough candidates to tell.
 
-    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what min-p and
-    top-k left: a token stays if the weight before it is below that.
+    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of the weight
+    after min-p and top-k: a token stays if the weight before it is below that.
     """
     if num_candidates == scores.shape[1]:
         values = scores.sort(dim=1, descending=True).values
@@ -82,7 +82,7 @@ def whole_cut(
     top_k: Tensor,  # [R, 1] int64, V where off
     top_p: Tensor,  # [R, 1] float64, 1 where off
 ) -> Tensor:
-    """The lowest score that stays, [R, 1], without a look at any value on the host."""
+    """Return the lowest score that stays, [R, 1], without a look at any value on the host."""
     vocab_size = scores.shape[1]
     parts = zip(*(each.split(_SORTED_AT_ONCE) for each in (scores, top_k, top_p)), strict=True)
     return torch.cat([sorted_cut(rows, ks, ps, vocab_size)[0] for rows, ks, ps in parts])

@@ -69,7 +69,7 @@ def needs_draft_probs(sampling: Sampling) -> bool:
 
 
 def rule_function(sampling: Sampling) -> RuleFunction | None:
-    """The function of the session's rule; None: the target's own samples decide."""
+    """Return the function of the session's rule; None: the target's own samples decide."""
     rule = RULES[sampling.verification]
     return _loaded(rule.function) if rule.function and sampling.temperature > 0 else None
 
@@ -131,7 +131,7 @@ def accept_matching(
     drawn: Sequence[int],  # [m] samples of rows after draft[:i], or what the rule's function gave
     eos_ids: Collection[int],
 ) -> Acceptance:
-    """The longest prefix of the draft that the target sampled too, and the target's next token.
+    """Return the longest draft prefix that the target sampled too, and the target's next token.
 
     1 <= m <= k + 1. It stops at an eos the target sampled, which is then `token`: nothing follows
     it. With fewer rows than k + 1 the draft tokens without a row are rejected.
@@ -147,7 +147,7 @@ def accept_in_tree(
     drawn: Sequence[int],  # [rows of the tree] the target's sample after each row's path
     eos_ids: Collection[int],
 ) -> tuple[list[int], int]:
-    """The rows from 0 on whose tokens the target sampled too, and its token after the last.
+    """Return the rows whose tokens the target sampled too, and its token after the last.
 
     As `accept_matching` from each row to the one after it that has the target's token. Two such
     rows after one are allowed: they are the same text.
@@ -205,7 +205,7 @@ def target_probs(
 
 
 def noise_of_test(verified: VerifiedDraft, place: int) -> float:
-    """The draw that `verify_by_rejection` compares with p / q at a place of a draft."""
+    """Return the draw that `verify_by_rejection` compares with p / q at a place of a draft."""
     return uniform(verified.seed, verified.position + place, DOMAIN_TEST)
 
 
@@ -214,7 +214,7 @@ def _num_tests(verified: VerifiedDraft) -> int:
 
 
 def _accepted(verified: VerifiedDraft, token_probs: Sequence[float]) -> tuple[list[int], bool]:
-    """The accepted draft tokens, up to an eos, and whether the one after them is rejected."""
+    """Return the accepted draft tokens, up to an eos, and whether the next one is rejected."""
     for i, target_prob in enumerate(token_probs):
         token = verified.draft[i]
         noise = noise_of_test(verified, i)
@@ -242,7 +242,7 @@ class _TargetProbs:
         self._totals = totals.clamp_(min=1).double()
 
     def of(self, token_ids: list[int]) -> list[float]:
-        """The probability of one token in each row."""
+        """Return the probability of one token in each row."""
         ids = to_device(token_ids, self._weights.device, torch.int64)[:, None]
         return fetch((self._weights.gather(1, ids).double() / self._totals)[:, 0])
 

@@ -201,10 +201,11 @@ class _Filling:
 
 
 def _whole_need(session: Session, num_computed_tokens: int, max_short: int) -> PlannedRows:
-    """All rows after the computed ones, or from the first that must give logits, to the last.
+    """Return all rows after the computed ones, or from the first that must give logits.
 
-    They begin earlier, at the block's start, where the first of them is in a shared block. More
-    than `max_short` rows, and more than give logits, are a prompt to its end; so is any fork.
+    They begin at the block's start if the first of them is in a shared block. A need counts as a
+    prompt to its end if it has more than `max_short` rows, and more than give logits; so does any
+    fork.
     """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"

@@ -175,7 +175,7 @@ class BatchWindow:
     def _worth_waiting_until(
         self, ready: list[_Peer], now: float, end_s: float, longest_s: float
     ) -> float:
-        """The latest time until which waiting pays, `now` where it does not."""
+        """Return the latest time until which waiting pays; `now` if it does not."""
         # Those expected back by `end_s`, the first one first, each with the time at which it is
         # given up. A session that is later than that stays LATE until its next message.
         expected = []

@@ -86,7 +86,7 @@ class Preemption:
             self._refused = _Refusal(session.order, refused.num_blocks + refused.num_own, 0)
 
     def _victims(self, session: Session, start: int, num_missing: int) -> list[Session]:
-        """The sessions whose blocks make up for those missing; [] if there are too few."""
+        """Return the sessions whose blocks replace the missing ones; [] if there are too few."""
         pool = self._pool
         # Blocks that the session writes and shares must be replaced by copies of its own, unless
         # the sharers are preempted: `freed` counts such a block as gained, like a free one.
@@ -144,7 +144,7 @@ class _FreedBlocks:
         self.count = 0
 
     def add(self, session: Session) -> None:
-        """One more gives up its blocks."""
+        """Note that a session gives up its blocks."""
         for block in session.table.block_ids:
             self._num_dropped[block] += 1
             self.count += self._is_gained(block)

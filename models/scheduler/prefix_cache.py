@@ -56,7 +56,7 @@ class PrefixCache:
 
     @classmethod
     def disabled(cls, pool: BlockPool) -> PrefixCache:
-        """A cache that finds nothing."""
+        """Return a cache that finds nothing."""
         return cls(pool, lambda block_ids: False, is_enabled=False)
 
     def reach(self, session: Session) -> int:
@@ -150,7 +150,7 @@ class PrefixCache:
             self._publish(session, first, last)
 
     def _wanted(self, session: Session) -> range:
-        """The session's blocks that may be looked for, after those it has computed.
+        """Return the session's blocks to look for, after those that it has computed.
 
         Its job needs the logits of no row in them.
         """

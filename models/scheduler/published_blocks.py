@@ -71,7 +71,7 @@ class PublishedBlocks:
         return block
 
     def forget(self, block_id: int) -> None:
-        """The pool takes the block back: see `BlockKeeper`."""
+        """Forget a block, because the pool takes it back: see `BlockKeeper`."""
         block = self.by_block.pop(block_id)
         del self.by_key[block.key]
         self.num_evictions += 1

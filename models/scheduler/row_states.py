@@ -16,9 +16,9 @@ class RowStates:
         self._rows: list[Tensor] = []  # each [n, F]
 
     def add(self, start: int, states: Tensor) -> None:
-        """Those of rows [start, start + n), [n, F], which are kept as they are: not copied.
+        """Add states of rows [start, start + n), [n, F], without a copy.
 
-        Rows from `start` on are replaced; where there is a gap before it, all before it are lost.
+        Rows from `start` on are replaced; if there is a gap before it, all before it are lost.
         """
         self.truncate(start)
         if self.stop != start:
@@ -44,9 +44,9 @@ class RowStates:
             self._rows[:1] = [oldest[num_dropped:]] if num_dropped < len(oldest) else []
 
     def take(self, first: int, stop: int) -> Tensor:
-        """Those of rows [first, stop), [stop - first, F]; zeros for those that are not there.
+        """Return states of rows [first, stop), [stop - first, F]; zeros for missing rows.
 
-        Some are there.
+        At least one is present.
         """
         held = torch.cat(self._rows) if len(self._rows) > 1 else self._rows[0]
         begin, end = max(first, self.first), min(stop, self.stop)

@@ -88,7 +88,7 @@ class Job:
     num_rows_done: int = 0  # its own, of all its passes
 
     def __post_init__(self) -> None:
-        """The time of the first answer begins with the job."""
+        """Begin the time of the first answer with the job."""
         self.since_s = self.ready_s
 
     @property
@@ -116,7 +116,7 @@ class Job:
         self.num_sessions = num_sessions
 
     def take_timing(self, now: float) -> Timing:
-        """The times since the last answer, which start again at zero."""
+        """Return the times since the last answer, which start again at zero."""
         elsewhere_ms = (now - self.since_s) * 1e3 - self.pass_ms - self.mask_ms
         timing = Timing(
             queue_ms=max(0.0, elsewhere_ms),
@@ -318,7 +318,7 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def get(self, session_id: str) -> Session | None:
-        """The session of that id, if it is open."""
+        """Return the session with that id, if it is open."""
         return self._sessions.get(session_id)
 
     def open(self, message: Open, now: float) -> Session | None:

@@ -107,9 +107,9 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] = (),
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> str:
-        """The prompt of a conversation, up to where the assistant's next turn starts.
+        """Return the prompt of a conversation, up to where the assistant's next turn starts.
 
-        Arguments of calls are objects, which most templates want, or where that fails JSON texts.
+        Arguments of calls are objects, which most templates want, or JSON texts if that fails.
 
         Args:
             messages: with `role` and `content`, and what else the template knows.

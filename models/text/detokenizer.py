@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(raw)
 
     def flush(self) -> str:
-        """A replacement character for bytes still held back, if any."""
+        """Return a replacement character for bytes still held back, if any."""
         return self._decoder.decode(b"", final=True)
 
 

@@ -165,7 +165,7 @@ class Tokenizer:
         return 0 if longest is None else -(-num_bytes // longest)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, which may be a part of a character; of a special one its name.
+        """Return the bytes of a token, maybe a part of a character; its name if it is special.
 
         Ids beyond the vocabulary have none.
         """
@@ -202,7 +202,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> list[str]:
-        """The text that `encode_chat` encodes, in pieces; special tokens count within each.
+        """Return the text that `encode_chat` encodes, in pieces; special tokens count within each.
 
         Raises:
             InvalidRequest: as `encode_chat`.
@@ -218,14 +218,14 @@ class Tokenizer:
         return self._encoded(pieces)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The whole text of some ids, without special tokens."""
+        """Return the whole text of some ids, without special tokens."""
         detokenizer = self.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.flush()
 
     def detokenizer(
         self, after: Sequence[int] = (), shown: Collection[int] = ()
     ) -> IncrementalDetokenizer:
-        """A detokeniser for text that starts anew or continues the text of `after`.
+        """Return a detokeniser for text that starts anew or continues the text of `after`.
 
         Args:
             after: the ids before.
@@ -248,7 +248,10 @@ class Tokenizer:
         return ids
 
     def _marked_within(self, value: Any, mark: str) -> Any:
-        """The same with all its texts marked, the keys of objects among them."""
+        """Mark all texts of a value.
+
+        The keys of objects are among them.
+        """
         if isinstance(value, str):
             return self._marked(value, mark)
         if isinstance(value, Mapping):
@@ -261,7 +264,10 @@ class Tokenizer:
         return value
 
     def _marked(self, text: str, mark: str) -> str:
-        """The text, marked after the first character of each special token, overlapping or not."""
+        """Mark the text after the first character of each special token.
+
+        The tokens may overlap.
+        """
         cuts = list(self._cuts(text))
         if not cuts:
             return text
@@ -283,7 +289,7 @@ class Tokenizer:
 
 
 def _literal_pattern(literals: Iterable[str]) -> re.Pattern[str] | None:
-    """The first character of any literal, where the rest of one follows."""
+    """Match the first character of any literal, if the rest of one follows."""
     rests: defaultdict[str, list[str]] = defaultdict(list)
     for literal in literals:
         if len(literal) > 1:

@@ -20,7 +20,7 @@ SPECIAL_NAMES = tuple(f"{role}_token" for role in _ROLES)
 
 
 def read_backend(file: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json.
+    """Read the tokenizer of a tokenizer.json.
 
     Raises:
         ValueError: it cannot be read, or a text cannot be encoded and decoded with it.

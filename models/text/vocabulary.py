@@ -29,7 +29,7 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a tokenizer.json.
+    """Read the vocabulary of a tokenizer.json.
 
     Raises:
         ValueError: the file cannot be read or holds no tokens.
@@ -89,7 +89,7 @@ def drawable_ids(
     eos_ids: Collection[int] = (),
     limit: int | None = None,
 ) -> DrawableIds:
-    """The ids that may be sampled from logits of `num_columns`.
+    """Return the ids that may be sampled from logits of `num_columns`.
 
     Args:
         vocabulary: of the checkpoint's tokenizer; None: it has none, all columns are tokens.

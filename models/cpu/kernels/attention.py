@@ -203,9 +203,9 @@ def _turn_to_weights(
 
 @inline
 def _seen_by(parameters: int, task: _Task, offset: int, num_keys: int) -> tuple[int, int]:
-    """The rows of a task that see any of so many keys, first and stop.
+    """Return the rows of a task that see any of so many keys, first and stop.
 
-    Those before the keys see none, nor do those whose window begins after them.
+    Rows before the keys see none, and neither do those whose window begins after them.
     """
     window = get(parameters, WINDOW)
     stop = min(task.num_rows, num_keys - 1 + window - offset) if window > 0 else task.num_rows
@@ -372,7 +372,7 @@ def _attend_task(
 
 @inline
 def _attend(parameters: int, like: np.generic) -> None:
-    """One thread's work: tasks as long as there are any."""
+    """Do one thread's work: tasks as long as there are any."""
     thread = take_next(parameters + WORD * THREADS_BEGUN)
     scratch = get(parameters, SCRATCH) + thread * get(parameters, SCRATCH_BYTES)
     num_key_heads = get(parameters, NUM_KEY_HEADS)
@@ -385,10 +385,10 @@ def _attend(parameters: int, like: np.generic) -> None:
 
 
 def attend_bfloat16(parameters: Any) -> None:
-    """The kernel for bfloat16."""
+    """Run the kernel for bfloat16."""
     _attend(address_of(parameters), BFLOAT16)
 
 
 def attend_float32(parameters: Any) -> None:
-    """The kernel for float32."""
+    """Run the kernel for float32."""
     _attend(address_of(parameters), FLOAT32)

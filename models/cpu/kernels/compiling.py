@@ -70,7 +70,7 @@ class Call:
 
 
 def float_bits(number: float) -> int:
-    """A float32 as a kernel finds it among its parameters."""
+    """Return the bits of a float32, as a kernel finds it among its parameters."""
     return int(np.float32(number).view(np.uint32))
 
 
@@ -130,7 +130,7 @@ _OPENMP: dict[str, tuple[type[Any], ...]] = {
 
 @functools.cache
 def openmp(name: str) -> Any:
-    """A function of the copy of GNU OpenMP that torch has loaded; None: torch runs on another."""
+    """Return a function of the GNU OpenMP that torch has loaded; None if torch runs on another."""
     own = sorted(map(str, Path(torch.__file__).parent.glob("lib/libgomp*")))
     for path in (*own, "libgomp.so.1"):
         try:

@@ -43,17 +43,17 @@ instruction: Any = intrinsic  # of numba, whose own types know nothing of the fi
 
 
 def constant(kind: ir.VectorType, value: float) -> ir.Constant:
-    """The value in all lanes, known when the kernel is compiled."""
+    """Return the value in all lanes, known when the kernel is compiled."""
     return ir.Constant(kind, [value] * NUM_LANES)
 
 
 def pointer(builder: Builder, address: ir.Value, kind: ir.Type) -> ir.Value:
-    """An address as LLVM wants it."""
+    """Convert an address to a pointer for LLVM."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def plus(builder: Builder, address: ir.Value, num_bytes: int) -> ir.Value:
-    """An address so many bytes further on."""
+    """Return an address so many bytes further on."""
     return builder.add(address, ir.Constant(I64, num_bytes))
 
 
@@ -67,7 +67,7 @@ def prefetch(builder: Builder, address: ir.Value) -> None:
 
 
 def vector_call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
-    """An LLVM intrinsic of vectors."""
+    """Call an LLVM intrinsic of vectors."""
     kind = ir.FunctionType(FLOATS, [value.type for value in values])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v16f32")
     return builder.call(function, values)
@@ -79,7 +79,7 @@ def emit_fma(builder: Builder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Valu
 
 
 def spread(builder: Builder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
-    """The value in all lanes."""
+    """Copy the value to all lanes."""
     undefined = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(I32, 0))
     return builder.shuffle_vector(first, undefined, constant(INTS, 0))
@@ -91,7 +91,7 @@ def is_float32(like: Any) -> bool:
 
 
 def literal(number: Any, name: str) -> int:
-    """The value of an argument that is a constant of the code."""
+    """Return the value of an argument that is a constant of the code."""
     if not isinstance(number, types.IntegerLiteral):
         raise RequireLiteralValue(name)
     return int(number.literal_value)

@@ -111,7 +111,7 @@ def load(context: Any, address: Any, like: Any) -> Any:
 
 @instruction
 def load_first(context: Any, address: Any, like: Any, count: Any) -> Any:
-    """The first `count` of sixteen numbers, zeros after them, which are not read."""
+    """Load the first `count` of sixteen numbers; the others are zeros and are not read."""
 
     def build(builder: Builder, address: ir.Value, _: ir.Value, count: ir.Value) -> ir.Value:
         kind, size = (FLOATS, 4) if is_float32(like) else (_HALVES, 2)
@@ -169,7 +169,7 @@ def store_first(context: Any, address: Any, lanes: Any, like: Any, count: Any) -
 
 @instruction
 def rounded(context: Any, lanes: Any, like: Any) -> Any:
-    """The numbers as they would be after a store and a load."""
+    """Return the numbers as they would be after a store and a load."""
 
     def build(builder: Builder, lanes: ir.Value, _: ir.Value) -> ir.Value:
         if is_float32(like):
@@ -182,7 +182,7 @@ def rounded(context: Any, lanes: Any, like: Any) -> Any:
 
 @instruction
 def splat(context: Any, number: Any) -> Any:
-    """One number in all lanes."""
+    """Copy a number to all lanes."""
     return typed(lambda builder, x: spread(builder, x, FLOATS), _LANES, types.float32)
 
 
@@ -222,7 +222,7 @@ def _larger(builder: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @instruction
 def maximum(context: Any, a: Any, b: Any) -> Any:
-    """The larger of a and b, lane by lane; b where one is not a number."""
+    """Return the larger of a and b, lane by lane; b if one is not a number."""
     return typed(_larger, _LANES, _LANES, _LANES)
 
 
@@ -238,13 +238,13 @@ def _reduced(builder: Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
 
 @instruction
 def largest(context: Any, lanes: Any) -> Any:
-    """The largest of the sixteen."""
+    """Return the largest of the sixteen."""
     return typed(lambda builder, x: _reduced(builder, x, _larger), types.float32, _LANES)
 
 
 @instruction
 def total(context: Any, lanes: Any) -> Any:
-    """The sum of the sixteen."""
+    """Return the sum of the sixteen."""
     return typed(
         lambda builder, x: _reduced(builder, x, lambda b, p, q: b.fadd(p, q)),
         types.float32,
@@ -302,7 +302,7 @@ def exp(context: Any, lanes: Any) -> Any:
 
 @instruction
 def tanh(context: Any, lanes: Any) -> Any:
-    """The hyperbolic tangent of each, to about 1e-7."""
+    """Return the hyperbolic tangent of each, to about 1e-7."""
 
     def build(builder: Builder, x: ir.Value) -> ir.Value:
         e = _exp(builder, builder.fmul(vector_call(builder, "fabs", x), _float(-2)))

@@ -72,7 +72,7 @@ def _mix(  # noqa: PLR0913  (an instruction takes numbers one by one)
     adds: Any,
     like: Any,
 ) -> Any:
-    """The product of `num_rows` rows and the first `num_vectors` vectors: constants of the code."""
+    """Multiply `num_rows` rows by the first `num_vectors` vectors: constants of the code."""
     counts = literal(num_rows, "num_rows"), literal(num_vectors, "num_vectors")
     is_added = literal(adds, "adds") != 0
 

@@ -40,7 +40,7 @@ NUM_FIELDS = FIRST_BUFFER + NUM_BUFFERS
 
 @inline
 def get(parameters: int, index: int) -> int:
-    """The parameter of that number."""
+    """Return the parameter of that number."""
     return read_int(parameters + WORD * index)
 
 

@@ -86,7 +86,7 @@ class _Kinds(NamedTuple):
 
 @inline
 def _sums(parameters: int, sums: int, number: int, column: int) -> Lanes:
-    """One vector of a row's sums, scaled and with its bias; `number` counts all panels' columns."""
+    """Return a vector of a row's sums, scaled and with its bias; `number` counts all columns."""
     some = load(sums + _FLOAT_BYTES * column, FLOAT32)
     scales, bias = get(parameters, SCALES), get(parameters, BIAS)
     if scales != 0:
@@ -129,7 +129,7 @@ def _finish_row(parameters: int, row: int, panel: int, sums: int, like: np.gener
 
 @inline
 def _finish_gated_row(parameters: int, row: int, panel: int, sums: int, like: np.generic) -> None:
-    """Each number is rounded wherever transformers rounds it."""
+    """Finish a gated row; each number is rounded where transformers rounds it."""
     num_outputs, first = get(parameters, NUM_OUTPUTS), panel * _HALF
     for column in range(0, min(_HALF, num_outputs - first), NUM_LANES):
         number = panel * PANEL + column
@@ -187,7 +187,7 @@ def _multiply_panel(parameters: int, panel: int, sums: int, kinds: _Kinds) -> No
 
 @inline
 def _take_panels(parameters: int) -> tuple[int, int]:
-    """The next panels that no thread has taken, first and stop; equal when there are no more."""
+    """Take the next panels that no thread has taken, first and stop; equal when there are none."""
     columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
     num_panels = (get(parameters, NUM_OUTPUTS) + columns - 1) // columns
     at_once = get(parameters, PANELS_AT_ONCE)
@@ -197,7 +197,7 @@ def _take_panels(parameters: int) -> tuple[int, int]:
 
 @inline
 def _multiply(parameters: int, kinds: _Kinds) -> None:
-    """One thread's work: panels as long as there are any."""
+    """Do one thread's work: panels as long as there are any."""
     sums = stack_bytes(_STACK_BYTES)
     while True:
         first, stop = _take_panels(parameters)

@@ -23,7 +23,7 @@ NUM_PARAMETERS = NUM_COMMON + 3
 
 
 def run_steps(parameters: Any) -> None:
-    """Each step by all threads; none begins one before all have ended the one before.
+    """Run each step on all threads; none begins before all have ended the one before.
 
     The counters of a step are reset for the next pass by the thread that came first.
     """

@@ -129,7 +129,7 @@ def _norm(row: int, out: int, weight: int, width: int, epsilon: Any, like: np.ge
 
 @inline
 def _take_rows(parameters: int) -> tuple[int, int]:
-    """The next rows that no thread has taken, first and stop; equal when there are no more."""
+    """Take the next rows that no thread has taken, first and stop; equal when there are none."""
     num_rows = of_pass(parameters, NUM_ROWS)
     first = _NORM_RUN * take_next(parameters + WORD * TAKEN)
     return min(first, num_rows), min(first + _NORM_RUN, num_rows)
@@ -137,7 +137,7 @@ def _take_rows(parameters: int) -> tuple[int, int]:
 
 @inline
 def _take_heads(parameters: int) -> tuple[int, int, int]:
-    """The next key head of some rows that no thread has taken, first and stop; see above."""
+    """Take the next key head of some rows that no thread has taken, first and stop; see above."""
     num_rows, num_key_heads = of_pass(parameters, NUM_ROWS), get(parameters, NUM_KEY_HEADS)
     taken = take_next(parameters + WORD * TAKEN)
     first = _RUN * (taken // num_key_heads)

@@ -21,7 +21,7 @@ from models.cpu.kernels.emit import (
 
 @instruction
 def read_float(context: Any, address: Any) -> Any:
-    """The float32 there."""
+    """Read the float32 at an address."""
     return typed(lambda b, a: b.load(pointer(b, a, F32), align=4), types.float32, types.int64)
 
 
@@ -37,7 +37,7 @@ def write_float(context: Any, address: Any, number: Any) -> Any:
 
 @instruction
 def read_int(context: Any, address: Any) -> Any:
-    """The int64 there."""
+    """Read the int64 at an address."""
     return typed(lambda b, a: b.load(pointer(b, a, I64), align=8), types.int64, types.int64)
 
 
@@ -67,7 +67,7 @@ def take_next(context: Any, address: Any) -> Any:
 
 @instruction
 def address_of(context: Any, pointer: Any) -> Any:
-    """A pointer as an int."""
+    """Convert a pointer to an int."""
     return typed(lambda builder, p: builder.ptrtoint(p, I64), types.int64, types.voidptr)
 
 
@@ -107,7 +107,7 @@ def call_function(context: Any, function: Any) -> Any:
 
 @instruction
 def stack_bytes(context: Any, size: Any) -> Any:
-    """The address of so many bytes that are the calling kernel's own; `size` is a constant."""
+    """Return the address of so many bytes of the calling kernel's own; `size` is a constant."""
     kind = ir.ArrayType(ir.IntType(8), literal(size, "size"))
 
     def build(builder: Builder, _: ir.Value) -> ir.Value:

@@ -185,7 +185,7 @@ def _action(rng: random.Random, is_animal: bool) -> _Action:
 
 
 def _finite(rng: random.Random, agent: _Agent, action: _Action) -> str:
-    """The action as something that the agent does: "throws a ball", "was throwing a ball"."""
+    """Write the action as the agent's: "throws a ball", "was throwing a ball"."""
     one = not agent.is_plural
     forms = [
         (s_form(action.verb) if one else action.verb) + action.rest.text,
@@ -271,7 +271,7 @@ def _passive(rng: random.Random, agent: _Agent) -> _Part:
 
 
 def _whose(rng: random.Random, agent: _Agent) -> _Part:
-    """A relative clause: "the boy who throws a ball is running along the river"."""
+    """Return a relative clause: "the boy who throws a ball is running along the river"."""
     first, second = _action(rng, agent.is_animal), _action(rng, agent.is_animal)
     who = "that" if agent.is_animal else "who"
     does = f"{'is' if not agent.is_plural else 'are'} {first.ing()}"
@@ -292,7 +292,7 @@ _FRAMES: tuple[tuple[_Frame, int], ...] = (
 
 
 def _sentence(rng: random.Random) -> _Part:
-    """One sentence with at least `MIN_CONCEPTS` words that may be concepts, none of them twice."""
+    """Return a sentence with at least `MIN_CONCEPTS` different words that may be concepts."""
     while True:
         [frame] = rng.choices([frame for frame, _ in _FRAMES], [share for _, share in _FRAMES])
         part = frame(rng, _agent(rng))

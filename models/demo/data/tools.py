@@ -55,12 +55,12 @@ class Tool:
     function: dict[str, Any]  # as the API's `tools[].function`
 
     def arguments(self, values: Values) -> Values:
-        """The arguments of a call, in the order of the parameters."""
+        """Return the arguments of a call, in the order of the parameters."""
         return {key: values[slot] for slot, key in self.keys.items() if slot in values}
 
 
 def _made_up_kind(rng: random.Random, pools: Pools) -> ToolKind:
-    """A function that exists in no list, so that names are copied and not known by heart."""
+    """Make up a function, so that names are copied and not known by heart."""
     name = "_".join(random_word(rng) for _ in range(rng.randint(1, 2)))
     keys = list(dict.fromkeys(made_up(rng, pools).lower() for _ in range(rng.randint(1, 3))))
     types = {f"s{number}": rng.choice(("string", "integer")) for number in range(len(keys))}
@@ -80,7 +80,7 @@ def _made_up_kind(rng: random.Random, pools: Pools) -> ToolKind:
 
 
 def _schema(rng: random.Random, kind: ToolKind, keys: dict[str, str]) -> Values:
-    """The parameters' schema as clients write it: with or without descriptions and titles."""
+    """Write the parameters' schema like clients do: with or without descriptions and titles."""
     has_about, has_title = rng.random() < 0.4, rng.random() < 0.2
     properties: Values = {}
     for slot, key in keys.items():

@@ -112,7 +112,7 @@ def rms_norm(
     weight: Tensor,  # [F]
     epsilon: float,
 ) -> Tensor:  # [R, F]
-    """Each row over the root of its mean square, times `weight`; computed in float32."""
+    """Divide each row by the root of its mean square, times `weight`; computed in float32."""
     result: Tensor = _call_norm(rows, weight, epsilon)
     return result
 
@@ -123,6 +123,6 @@ def add_rms_norm(
     weight: Tensor,  # [F]
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:  # both [R, F]
-    """The sum of both, rounded to their type, and `rms_norm` of that."""
+    """Return the sum of both, rounded to their type, and `rms_norm` of that."""
     total, out = _call_add_norm(update, residual, weight, epsilon)
     return total, out

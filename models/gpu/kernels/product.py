@@ -91,7 +91,7 @@ def product_kernel(
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """A tile of the product; where it is parted, one part of its sums."""
+    """Compute a tile of the product; if it is parted, one part of its sums."""
     first_row = tl.program_id(1) * BLOCK_ROWS
     first_output = tl.program_id(0) * BLOCK_OUTPUTS
     row = tl.arange(0, BLOCK_ROWS)
@@ -147,7 +147,7 @@ def sum_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The parts of each number in order, its scale and its bias."""
+    """Add the parts of each number in order, with its scale and its bias."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_inside = place < num_numbers
     total = tl.zeros((BLOCK,), tl.float32)

@@ -112,7 +112,7 @@ def rotate_and_store(
     head_norm: Norm | None,  # of heads of query and key
     slots: Slots,  # written; those of padded rows may be one, of which any row stays
 ) -> Tensor:  # [R, H, D]
-    """The rotated queries; rotated keys and the values are in their slots."""
+    """Return the rotated queries; store rotated keys and the values in their slots."""
     weight, epsilon = (None, 0.0) if head_norm is None else head_norm
     query: Tensor = _call(
         *(mixed, rotation.cos, rotation.sin, rotation.positions, slots.row_slots),

@@ -51,6 +51,6 @@ def round_rows(
     largest: float,  # of float8
     least_scale: float,
 ) -> tuple[Tensor, Tensor]:  # [R, F] float8, [R, 1] float32
-    """Each row over its scale, so that its largest number is `largest`, and the scales."""
+    """Scale each row so that its largest number is `largest`; return the scales too."""
     rounded, scales = _call(rows, largest, least_scale)
     return rounded, scales

@@ -62,7 +62,7 @@ NOTHING = Chars(())  # no text
 
 
 def joined(*parts: Language) -> Language:
-    """One after the other."""
+    """Join the languages one after the other."""
     flat: list[Language] = []
     for part in parts:
         if part == NOTHING:
@@ -72,7 +72,10 @@ def joined(*parts: Language) -> Language:
 
 
 def any_of(*parts: Language) -> Language:
-    """Those of any part; single characters become one set."""
+    """Return the texts of any part.
+
+    Single characters become one set.
+    """
     flat: dict[Language, None] = {}
     ranges: Ranges = ()
     for part in parts:
@@ -92,7 +95,7 @@ def any_of(*parts: Language) -> Language:
 
 
 def both(*parts: Language) -> Language:
-    """The texts of all parts."""
+    """Return the texts of all parts."""
     flat: dict[Language, None] = {}
     for part in parts:
         for one in part.parts if isinstance(part, Both) else (part,):
@@ -107,7 +110,7 @@ def both(*parts: Language) -> Language:
 
 
 def other(part: Language) -> Language:
-    """All texts but those."""
+    """Return all texts but those."""
     return part.part if isinstance(part, Other) else Other(part)
 
 
@@ -149,7 +152,7 @@ def may_be_empty(language: Language) -> bool:
 
 
 def node_of(language: Language) -> Node:
-    """A plain language as a tree of `tree`."""
+    """Convert a plain language to a tree of `tree`."""
     match language:
         case Chars():
             return language
@@ -164,7 +167,7 @@ def node_of(language: Language) -> Node:
 
 
 def language_of(node: Node) -> Language:
-    """A tree without anchors and look-ahead as a language."""
+    """Convert a tree without anchors and look-ahead to a language."""
     match node:
         case Chars():
             return node
@@ -179,7 +182,9 @@ def language_of(node: Node) -> Language:
 
 
 def plain(language: Language, alphabet: Ranges) -> Language:
-    """The same without "both" and "not"; texts are of the characters of `alphabet`.
+    """Remove "both" and "not".
+
+    Texts have characters of `alphabet`.
 
     Raises:
         UnsupportedGrammar: it would be too large.
@@ -238,7 +243,7 @@ def _classes(language: Language, alphabet: Ranges) -> list[Ranges]:
 
 
 def _first(language: Language) -> set[Ranges]:
-    """The sets of which a first character may be, as far as they matter."""
+    """Return the sets that first characters may belong to, as far as they matter."""
     match language:
         case Chars():
             return {language.ranges} if language.ranges else set()
@@ -285,7 +290,7 @@ def _after_joined(language: Joined, code: int) -> Language:
 
 
 def _eliminated(moves: _Moves, ends: list[bool]) -> Language:
-    """The expression of an automaton: states are taken out, those on fewest ways first."""
+    """Return the expression of an automaton; states on the fewest ways are removed first."""
     last = len(moves)
     ways: dict[tuple[int, int], Language] = {
         (i, j): Chars(ranges) for i, found in enumerate(moves) for j, ranges in found.items()

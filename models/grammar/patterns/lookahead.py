@@ -54,7 +54,7 @@ def has_looks(node: Node) -> bool:
 
 
 def resolved(node: Node, alphabet: Ranges, *, is_whole: bool, is_shared: bool) -> list[Language]:
-    """The languages that a text must be in all of, to match a pattern.
+    """Return the languages whose texts in common match a pattern.
 
     Args:
         node: the pattern.
@@ -219,7 +219,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _within(node: Node, alphabet: Ranges) -> Node:
-    """The part with the characters of the alphabet alone."""
+    """Return the part with the characters of the alphabet alone."""
     match node:
         case Chars():
             return Chars(intersection(node.ranges, alphabet))

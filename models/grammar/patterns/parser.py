@@ -52,11 +52,12 @@ _ALPHABETS = re.ASCII | re.UNICODE  # one at a time
 def parse_regex(
     text: str, limits: RegexLimits, *, is_shared: bool = False, allows_looks: bool = False
 ) -> Node:
-    """The tree of a pattern.
+    """Parse a pattern to a tree.
 
-    `is_shared`: it must mean the same to Python and to ECMA 262. A set is then what both take for
-    it, and what they read differently is refused. Within what is denied a set is what either takes
-    for it. `allows_looks`: the tree may have look-ahead and word boundaries.
+    `is_shared`: it must mean the same to Python and to ECMA 262. A set is then the characters that
+    both accept, and parts that they read differently are refused. Within a denied part a set is the
+    characters that either accepts. `allows_looks`: the tree may have look-ahead and word
+    boundaries.
 
     Raises:
         UnsupportedGrammar: too long or too deep, no pattern of Python's, or with a feature that
@@ -150,7 +151,7 @@ def _written(plain: list[tuple[int, int]], flags: int) -> Ranges:
 
 @lru_cache(maxsize=64)  # patterns repeat their sets; one such as \w costs half a millisecond
 def _set_of(members: tuple[tuple[Any, Any], ...], flags: int, reading: Reading) -> Ranges:
-    """The characters of a set, whose items are the parser's."""
+    """Return the characters of a set, whose items are the parser's."""
     plain: list[tuple[int, int]] = []
     letters: list[str] = []
     is_negated = False

@@ -70,7 +70,7 @@ def is_ebnf(text: str) -> bool:
 
 
 def parse_ebnf(text: str, limits: RuleLimits) -> Rules:
-    """The rules of a grammar; `START` is the one that the whole text obeys.
+    """Return the rules of a grammar; `START` is the one that the whole text obeys.
 
     Raises:
         UnsupportedGrammar: with the line and the column.

@@ -27,7 +27,7 @@ class Fields:
         return name in self._left
 
     def take(self, name: str, default: object = _REQUIRED) -> JsonValue:
-        """A field's value.
+        """Return a field's value.
 
         Raises:
             UnsupportedGrammar: it is missing and has no default.
@@ -39,35 +39,35 @@ class Fields:
         return self._left.pop(name)
 
     def text(self, name: str, default: object = _REQUIRED) -> str:
-        """A field that is a string."""
+        """Return a field that is a string."""
         value = self.take(name, default)
         if not isinstance(value, str):
             refuse("must be a string", path=self.place(name))
         return value
 
     def flag(self, name: str) -> bool:
-        """A field that is true or false; false where it is missing."""
+        """Return a field that is true or false; false if it is missing."""
         value = self.take(name, False)
         if not isinstance(value, bool):
             refuse("must be true or false", path=self.place(name))
         return value
 
     def number(self, name: str) -> int:
-        """A field that is a whole number."""
+        """Return a field that is a whole number."""
         value = self.take(name)
         if isinstance(value, bool) or not isinstance(value, int):
             refuse("must be a whole number", path=self.place(name))
         return value
 
     def items(self, name: str, default: object = _REQUIRED) -> list[JsonValue]:
-        """A field that is a list."""
+        """Return a field that is a list."""
         value = self.take(name, default)
         if not isinstance(value, list):
             refuse("must be a list", path=self.place(name))
         return value
 
     def texts(self, name: str, default: object = _REQUIRED) -> tuple[str, ...]:
-        """A field that is a list of strings, none of them empty."""
+        """Return a field that is a list of strings, none of them empty."""
         found = []
         for i, value in enumerate(self.items(name, default)):
             if not isinstance(value, str) or not value:
@@ -76,7 +76,7 @@ class Fields:
         return tuple(found)
 
     def unset(self, name: str, *neutral: JsonValue) -> None:
-        """A field that is not supported but with values that ask for nothing."""
+        """Refuse a field that is not supported, but for values that ask for nothing."""
         if self.take(name, None) not in (None, *neutral):
             refuse("is not supported", path=self.place(name))
 
@@ -86,5 +86,5 @@ class Fields:
             refuse("unknown field", path=self.place(name))
 
     def place(self, name: str) -> str:
-        """A field's JSON path."""
+        """Return a field's JSON path."""
         return f"{self.path}{json_path(name[:80])}"

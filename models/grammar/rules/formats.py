@@ -120,7 +120,7 @@ class FormatReader:
         return built
 
     def plain(self, value: JsonValue, path: str) -> Expr:
-        """A format that does not need to know what follows."""
+        """Translate a format that does not need to know what follows."""
         return self._build(value, path, None).expression
 
     # --- one fragment -------------------------------------------------------------------------
@@ -233,7 +233,10 @@ class FormatReader:
     # --- tags ---------------------------------------------------------------------------------
 
     def _tag(self, fields: Fields, begun: str = "") -> Expr:
-        """A tag, of whose beginning `begun` is there already."""
+        """Translate a tag.
+
+        `begun` is the part of its beginning that is there already.
+        """
         begin = fields.take("begin")
         if isinstance(begin, dict):
             opening: Expr = self.token_of(begin, fields, "begin")
@@ -244,7 +247,7 @@ class FormatReader:
         return sequence([opening, self.content(fields)])
 
     def content(self, fields: Fields) -> Expr:
-        """The rest of a tag after its beginning."""
+        """Translate the rest of a tag after its beginning."""
         fields.unset("type", "tag")
         end = fields.take("end", "")
         path = fields.place("end")

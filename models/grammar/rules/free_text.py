@@ -49,19 +49,19 @@ class Reader(Protocol):
     """The part of the reader of formats (`formats`) that a format may use."""
 
     def plain(self, value: JsonValue, path: str) -> Expr:
-        """A format that does not need to know what follows."""
+        """Translate a format that does not need to know what follows."""
 
     def tags(self, fields: Fields) -> list[Fields]:
-        """The tags in the field `tags`."""
+        """Return the tags in the field `tags`."""
 
     def content(self, fields: Fields) -> Expr:
-        """The rest of a tag after its beginning."""
+        """Translate the rest of a tag after its beginning."""
 
     def token(self, token: JsonValue, fields: Fields, name: str = "token") -> Special:
-        """A special token, named in a field."""
+        """Return a special token, named in a field."""
 
     def token_of(self, value: JsonValue, fields: Fields, name: str) -> Special:
-        """A special token as a format, in a field."""
+        """Return a special token given as a format, in a field."""
 
     def check_excluded(self, fields: Fields) -> None:
         """Take the tokens that free text may not hold."""

@@ -123,7 +123,7 @@ class _Reader:
         self._written.append(text if text == "\n" else text + " ")
 
     def _head(self, tokens: list[Token], at: int) -> int:
-        """The name of a rule, with its attributes and priority."""
+        """Read the name of a rule, with its attributes and priority."""
         self._num_rules += 1
         if self._num_rules > self._limits.max_rules:
             reason = f"more than {self._limits.max_rules} rules, which is the limit"
@@ -264,7 +264,7 @@ class _Reader:
 
 
 def _kind_of(tokens: list[Token], at: int) -> str:
-    """The kind of a token; of signs, the sign."""
+    """Return the kind of a token; for a sign, the sign."""
     if at >= len(tokens):
         return ""
     return tokens[at].text if tokens[at].kind == "sign" else tokens[at].kind

@@ -41,7 +41,7 @@ class Token:
 
 
 def tokens_of(text: str) -> Iterator[Token]:
-    """All tokens, space and comments included, in order; their texts joined are the grammar.
+    """Yield all tokens, space and comments included; their texts joined are the grammar.
 
     Raises:
         UnsupportedGrammar: a character that begins nothing, or JSON that is cut off; with its

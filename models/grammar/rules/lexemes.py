@@ -41,9 +41,9 @@ _MAX_PAIRS = 200_000  # comparisons; beyond, a grammar counts as not exact
 
 
 def joined(rules: Rules, limits: RuleLimits, *, merges: bool) -> Rules:
-    """The grammar with every rule that is regular put in place of its name.
+    """Put every regular rule in place of its name.
 
-    `merges`: and with neighbours that are regular as one, which makes fewer and longer lexemes.
+    `merges`: also join regular neighbours, which makes fewer and longer lexemes.
 
     Raises:
         UnsupportedGrammar: a part is too large with its repeats written out.
@@ -87,7 +87,7 @@ def _check_size(name: str, part: Regular, limits: RuleLimits) -> None:
 
 
 def _without_loop(name: str, expression: Expr) -> Expr:
-    """A rule that goes back to itself at its end only, or at its start only, as a repeat."""
+    """Rewrite a rule that goes back to itself only at one end as a repeat."""
     if isinstance(expression, Regular):
         return expression
     for is_last in (True, False):
@@ -155,7 +155,7 @@ class _Follows:
             is_growing = before != self._follow
 
     def positions(self, node: Node) -> Positions:
-        """The automaton of a lexeme."""
+        """Return the automaton of a lexeme."""
         known = self._positions.get(id(node))
         if known is None:
             known = self._positions[id(node)] = (node, positions_of(node))
@@ -236,6 +236,9 @@ class _Follows:
 
 
 def _both_ways(rules: Rules) -> list[str]:
-    """The rules last to first and back, so that what is found runs along a chain in one go."""
+    """Return the rules last to first and back.
+
+    Results then spread along a chain in one go.
+    """
     names = list(rules)
     return names[::-1] + names

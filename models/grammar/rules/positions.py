@@ -39,7 +39,7 @@ class Positions:
 
 
 def positions_of(node: Node) -> Positions:
-    """The automaton of a part without anchors.
+    """Return the automaton of a part without anchors.
 
     Raises:
         TooManyEdges: it has more than `_MAX_EDGES`.

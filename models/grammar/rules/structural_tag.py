@@ -26,7 +26,7 @@ SpecialId = Callable[[str | int], int | None]  # of a special token that may sta
 def parse_structural_tag(
     text: str, limits: RuleLimits, schema_limits: SchemaLimits, special_id: SpecialId
 ) -> tuple[Rules, list[tuple[str, SchemaSource]]]:
-    """The rules of a structural tag; `START` is the one that the whole text obeys.
+    """Parse a structural tag to rules; the whole text obeys `START`.
 
     Args:
         text: its JSON text.
@@ -59,7 +59,7 @@ def parse_structural_tag(
 
 
 def _format_of(fields: Fields) -> JsonValue:
-    """The older spelling as a format of the newer."""
+    """Convert the older spelling to a format of the newer."""
     tags: list[JsonValue] = []
     for i, structure in enumerate(fields.items("structures")):
         inner = Fields(structure, f"$.structures[{i}]")

@@ -94,7 +94,10 @@ def literal_text(text: str) -> Regular:
 
 
 def sequence(parts: Iterable[Expr]) -> Expr:
-    """One after the other; neighbours that are regular become one."""
+    """Join the parts one after the other.
+
+    Regular neighbours become one.
+    """
     joined: list[Expr] = []
     for part in _flat("sequence", parts):
         last = joined[-1] if joined else None
@@ -108,7 +111,10 @@ def sequence(parts: Iterable[Expr]) -> Expr:
 
 
 def choice(options: Iterable[Expr]) -> Expr:
-    """One of them; those that are regular become one. No options: see `Group`."""
+    """Choose one of the options.
+
+    Regular ones become one. No options: see `Group`.
+    """
     flat = _flat("choice", options)
     regular = [one for one in flat if isinstance(one, Regular)]
     others: list[Expr] = [one for one in flat if not isinstance(one, Regular)]
@@ -132,23 +138,23 @@ def repeated(part: Expr, low: int, high: int | None) -> Expr:
 
 
 def children(expression: Expr) -> tuple[Expr, ...]:
-    """The expressions directly within."""
+    """Return the expressions directly within."""
     if isinstance(expression, Group):
         return expression.parts
     return (expression.part,) if isinstance(expression, Repeated) else ()
 
 
 def walk(expression: Expr) -> Iterator[Expr]:
-    """The expression and all within it."""
+    """Yield the expression and all within it."""
     yield expression
     for child in children(expression):
         yield from walk(child)
 
 
 def rebuilt(expression: Expr, found: dict[str, Regular], *, merges: bool) -> Expr:
-    """The expression with what rules describe put in place of their names.
+    """Replace names by the regular text of their rules.
 
-    `merges`: also where only some neighbours in a sequence are regular.
+    `merges`: also if only some neighbours in a sequence are regular.
     """
     match expression:
         case Ref():

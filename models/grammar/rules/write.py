@@ -30,7 +30,7 @@ _ANY = "/(?s:.*)/"
 
 
 def written(rules: Rules, start: str, limits: RuleLimits) -> str:
-    """The Lark text of a grammar.
+    """Return the Lark text of a grammar.
 
     Args:
         rules: all that are referred to; what `start` does not lead to is left out.

@@ -35,7 +35,7 @@ _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 
 
 def part_of(schema: Schema, steps: Steps) -> Steps:
-    """The smallest part of `schema` around a place that can be taken out."""
+    """Return the smallest part of `schema` around a place that can be removed."""
     inner: JsonValue = schema
     at = 0
     while at < len(steps) and isinstance(inner, dict):
@@ -89,7 +89,7 @@ def _take_keyword(owner: Schema, keyword: str) -> None:
 
 
 def _owner(schema: Schema, steps: Steps) -> tuple[Schema | None, Steps]:
-    """The subschema that has the last keyword on the way, and the steps from there."""
+    """Return the subschema that has the last keyword on the way, and the steps from there."""
     inner: JsonValue = schema
     at = 0
     while isinstance(inner, dict):

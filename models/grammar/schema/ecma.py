@@ -49,9 +49,9 @@ _POSITION = re.compile(r"position (\d+)")
 
 
 def python_spelling(text: str) -> tuple[str, list[int]]:
-    """The pattern in Python's spelling, and where each of its characters comes from.
+    """Return the pattern in Python's spelling, and the origin of each of its characters.
 
-    What it does not know stays as it is.
+    Unknown parts stay.
     """
     if not re.search(r"\(\?<|\\[pPuc]|\[", text):
         return text, list(range(len(text) + 1))
@@ -75,7 +75,7 @@ def python_spelling(text: str) -> tuple[str, list[int]]:
 
 
 def at_origin(error: UnsupportedGrammar, origins: list[int]) -> UnsupportedGrammar:
-    """The error with its position in the pattern as the client wrote it."""
+    """Move the error's position to the pattern as the client wrote it."""
     found = _POSITION.match(error.message)
     if found is None or int(found[1]) >= len(origins):
         return error
@@ -112,7 +112,10 @@ _SPELT = re.compile(r"\\U([0-9a-f]{8})")
 
 
 def _char(char: str) -> str:
-    """A character as it stands in a set and elsewhere."""
+    """Spell a character.
+
+    The spelling is valid in a set and elsewhere.
+    """
     code = ord(char)
     if char.isascii() and not char.isalnum():
         return f"\\x{code:02x}"
@@ -121,7 +124,7 @@ def _char(char: str) -> str:
 
 @lru_cache(maxsize=64)
 def category_ranges(name: str) -> Ranges:
-    """The characters of a general category by its short name; none: there is no such category."""
+    """Return the characters of a general category by its short name; none if it does not exist."""
     if len(name) not in (1, 2) or name[0] not in "LMNPSZ":  # C has what is not assigned
         return ()
     runs = _runs()
@@ -130,7 +133,7 @@ def category_ranges(name: str) -> Ranges:
 
 @lru_cache(maxsize=1)
 def _runs() -> dict[str, Ranges]:
-    """All characters by category."""
+    """Return all characters by category."""
     found: dict[str, list[tuple[int, int]]] = {}
     for code in range(_CATEGORIES_END):
         runs = found.setdefault(unicodedata.category(chr(code)), [])

@@ -136,7 +136,7 @@ def _take_names(inner: Schema) -> None:
 
 
 def _pattern_of(names: JsonValue) -> str | None:
-    """A pattern for the names that a schema of names allows; None: it says more than that."""
+    """Return a pattern for the names that a schema allows; None if it does more than that."""
     if not isinstance(names, dict):
         return None
     asked = {key: value for key, value in names.items() if key not in ("type", "$comment")}
@@ -159,7 +159,7 @@ def _is_count(value: JsonValue) -> bool:
 
 
 def _take_unique(inner: Schema) -> None:
-    """All lists of distinct values, where there are few of them."""
+    """Write all lists of distinct values, if there are few of them."""
     items = inner.get("items")
     if inner.get("uniqueItems") is not True or not isinstance(items, dict):
         return
@@ -214,7 +214,7 @@ def _take_not(inner: Schema) -> None:
 
 
 def _take_conditions(inner: Schema) -> None:
-    """A condition on the values of one property, all of whose values are known."""
+    """Write a condition on one property, if all of its values are known."""
     condition, declared = inner.get("if"), inner.get("properties")
     if not isinstance(condition, dict) or not isinstance(declared, dict):
         return

@@ -71,7 +71,7 @@ def loosened_schema(
 
 
 def with_dropped(text: str, dropped: Iterable[Loosened], limits: SchemaLimits) -> str:
-    """The JSON text of a schema without the parts that were taken out of it before."""
+    """Return the JSON text of a schema without the parts that were removed before."""
     parts = [one.steps for one in dropped]
     if () in parts:
         return json.dumps({"type": "object"})
@@ -128,7 +128,10 @@ class _Loosening:
         return self._result()
 
     def _round(self) -> dict[Steps, str]:
-        """The parts that refusals name, with the refusals; none: it is served, or none is named."""
+        """Return the parts that refusals name, with the refusals.
+
+        It is empty if the schema is served or no part is named.
+        """
         source, refused = self._source(self._reasons)
         if source is None:
             return refused
@@ -144,7 +147,7 @@ class _Loosening:
         return {part_of(before, source.places.find(place)): reason for place in places}
 
     def _source(self, parts: Iterable[Steps]) -> tuple[SchemaSource | None, dict[Steps, str]]:
-        """The schema without some parts, or what our own checks refuse of it."""
+        """Return the schema without some parts, or the refusals of our own checks."""
         complaints = Complaints(gathers=True)
         written = _without(self._text, parts, self._limits)
         options = options_of(None)
@@ -203,8 +206,10 @@ class _Loosening:
             self._search(part)
 
     def _parts(self, owner: Steps) -> tuple[list[Steps], list[Steps]] | None:
-        """The subschemas right within one that can be loosened alone, and its keywords; None: it
-        went with another part."""
+        """Return the subschemas directly within one that can be loosened alone, and its keywords.
+
+        None means that it went with another part.
+        """
         # A `oneOf` that became `anyOf` is as it was written, so that the steps lead through it.
         others = [part for part in self._reasons if part[-1:] != ("oneOf",) and part != owner]
         inner = value_at(_without(self._text, others, self._limits), owner)
@@ -218,7 +223,7 @@ class _Loosening:
         return within, [(*owner, keyword) for keyword in inner]
 
     def _refused(self, parts: list[Steps], others: set[Steps]) -> list[Steps]:
-        """Those of some parts, brought back by halves, that are refused; `others` stay out."""
+        """Return the refused ones of some parts, found by halves; `others` stay out."""
         refused: list[Steps] = []
         pending = [parts] if parts else []
         while pending:

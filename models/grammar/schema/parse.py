@@ -26,7 +26,7 @@ _MAX_COUNT = 2**63 - 1
 
 
 def parse_json(text: str, limits: SchemaLimits) -> Schema:
-    """The schema as an object; the boolean schema `true` comes back as `{}`.
+    """Return the schema as an object; the boolean schema `true` becomes `{}`.
 
     Raises:
         UnsupportedGrammar: not JSON, not a schema, or too deep.

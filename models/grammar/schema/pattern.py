@@ -39,7 +39,7 @@ _Edges = dict[tuple[bool, bool], Node]
 
 
 def rust_patterns(text: str, limits: RegexLimits, automata: set[Node] | None = None) -> list[str]:
-    """The same pattern from end to end in Rust's spelling: one or several, all of which must match.
+    """Return the pattern in Rust's spelling: one or several, all of which must match.
 
     Args:
         text: the pattern.
@@ -152,7 +152,10 @@ def _edges(node: Node) -> _Edges:
 
 
 def _followed(first: _Edges, second: _Edges) -> _Edges:
-    """One after the other. Nothing may precede a start, and nothing may follow an end."""
+    """Join patterns one after the other.
+
+    Nothing may precede a start, and nothing may follow an end.
+    """
     found: list[tuple[tuple[bool, bool], Node]] = []
     for (start1, end1), node1 in first.items():
         for (start2, end2), node2 in second.items():

@@ -21,7 +21,7 @@ Steps = tuple[str | int, ...]
 
 
 def path_of(steps: Steps) -> str:
-    """A place as a JSON path."""
+    """Write a place as a JSON path."""
     return "$" + "".join(
         json_path(step) if isinstance(step, str) else f"[{step}]" for step in steps
     )
@@ -40,7 +40,7 @@ def value_at(schema: JsonValue, steps: Steps) -> JsonValue:
 
 
 def walk(schema: JsonValue, steps: Steps = ()) -> Iterator[tuple[Steps, Schema]]:
-    """Every object schema within `schema`, itself first, with its place."""
+    """Yield every object schema within `schema`, itself first, with its place."""
     if not isinstance(schema, dict):
         return
     yield steps, schema
@@ -67,7 +67,7 @@ def children(schema: Schema) -> Iterator[tuple[Steps, JsonValue]]:
 
 
 def subschemas(schema: JsonValue) -> Iterator[tuple[str, Schema]]:
-    """Every object schema within `schema`, itself first, with its JSON path."""
+    """Yield every object schema within `schema`, itself first, with its JSON path."""
     for steps, inner in walk(schema):
         yield path_of(steps), inner
 
@@ -92,9 +92,9 @@ class Places:
                 self._places.setdefault(path + path_of(below)[1:], steps + below)
 
     def walk(self, schema: JsonValue, path: str = "$") -> Iterator[tuple[str, Schema]]:
-        """Every object schema within, as it is now, with the path at which it was written.
+        """Yield every object schema within, as it is now, with the path at which it was written.
 
-        One that rewriting has made has the path of the one around it.
+        A schema that rewriting has made has the path of the one around it.
         """
         if not isinstance(schema, dict):
             return
@@ -104,7 +104,7 @@ class Places:
             yield from self.walk(child, own)
 
     def find(self, path: str) -> Steps:
-        """The place that a path names, or the closest one around it that the client wrote."""
+        """Return the place that a path names, or the closest client-written one around it."""
         while path and path not in self._places:
             path = path[: max(path.rfind("."), path.rfind("["))] if len(path) > 1 else ""
         return self._places.get(path, ())

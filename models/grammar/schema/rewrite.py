@@ -107,7 +107,10 @@ def _drop_unknown_format(path: str, inner: Schema, complaints: Complaints) -> No
 
 
 def _check_reference(path: str, inner: Schema) -> None:
-    """A pointer must go along keywords that hold schemas: all else was not checked."""
+    """Check that a pointer goes along keywords that hold schemas.
+
+    Other places were not checked.
+    """
     reference = inner.get("$ref")
     if not isinstance(reference, str) or "#/" not in reference:
         return
@@ -132,7 +135,7 @@ def _check_literals(path: str, inner: Schema) -> None:
 
 
 def _unwritable(value: JsonValue) -> str | None:
-    """The first character in texts of `value` that only an escape with its number can write."""
+    """Return the first character in `value`'s texts that only a numbered escape can write."""
     if isinstance(value, str):
         found = _UNWRITABLE.search(value)
         return found[0] if found else None

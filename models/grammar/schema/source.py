@@ -73,7 +73,7 @@ class SchemaSource:
         refuse(told, path=path)
 
     def told(self, complaint: str, fuel: int = 0) -> str:
-        """The compiler's complaint in the client's words."""
+        """Translate the compiler's complaint to the client's words."""
         if _UNKNOWN.search(complaint):
             return UNENFORCED
         complaint = complaint.replace(_ONE_OF, _OUR_ONE_OF)
@@ -84,7 +84,7 @@ class SchemaSource:
         return one_line(complaint)
 
     def located(self, complaint: str) -> list[str]:
-        """The places of the keywords that the compiler's `complaint` may be about."""
+        """Return the places of the keywords that the compiler's `complaint` may be about."""
         unknown = _UNKNOWN.search(complaint)
         if unknown:
             return self._having(unknown[1], None)
@@ -179,7 +179,7 @@ def _is_text(text: str) -> bool:
 
 
 def options_of(whitespace: str | None) -> dict[str, object]:
-    """Every option that the compiler knows."""
+    """Return every option that the compiler knows."""
     space = " " if whitespace is None else ""
     return {
         "item_separator": f",{space}",
@@ -194,7 +194,10 @@ def options_of(whitespace: str | None) -> dict[str, object]:
 
 
 def _space_pattern(pattern: str) -> str:
-    """A pattern of whitespace as the compiler takes it. It takes none at all everywhere too."""
+    """Write a pattern of whitespace for the compiler.
+
+    No whitespace at all is allowed everywhere too.
+    """
     try:
         tree = simplified(parse_regex(pattern, RegexLimits()), at_start=True, at_end=True)
     except UnsupportedGrammar as error:

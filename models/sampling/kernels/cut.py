@@ -37,7 +37,7 @@ def ordered_by(scores):
 
 @triton.jit
 def score_at(ordered):
-    """The score that `ordered_by` made this of."""
+    """Return the score that `ordered_by` encoded."""
     bits = ordered.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
@@ -116,7 +116,7 @@ def kth_largest(
     high,
     BLOCK: tl.constexpr,
 ):
-    """The largest value with `wanted` scores at or above it. Nothing is above `high`."""
+    """Find the largest value with `wanted` scores at or above it. Nothing is above `high`."""
     low = ordered_by(tl.full((), -float("inf"), tl.float32))
     while low < high:
         step = (high - low + 3) // 4
@@ -146,7 +146,7 @@ def nucleus(
     best,
     BLOCK: tl.constexpr,
 ):
-    """The smallest value above which there is less than `top_p` of the weight from `lowest` on."""
+    """Find the smallest value with less than `top_p` of the weight from `lowest` on above it."""
     # Above the best there is nothing: the sum over all three parts is that of all scores.
     total, _, _ = weights_above(row, vocab_size, temperature, lowest, best, lowest, 0, BLOCK=BLOCK)
     target = top_p * total.to(tl.float64)
@@ -212,6 +212,6 @@ def row_cuts(
     logits: Tensor,  # [R, V] float32
     terms: Tensor,  # [R, NUM_TERMS] from `upload_terms`
 ) -> Tensor:  # [R] float32
-    """The lowest score (logit over temperature) that each row's terms leave; -inf: all."""
+    """Return the lowest score (logit over temperature) that each row's terms leave; -inf: all."""
     cuts: Tensor = _call(logits, terms)
     return cuts

@@ -27,7 +27,7 @@ _LARGEST_BELOW_ONE = tl.constexpr(LARGEST_BELOW_ONE)
 
 @triton.jit
 def gumbel(stream, token_ids):
-    """The noise of some tokens of one stream, float32."""
+    """Return the noise of some tokens of one stream, float32."""
     state = stream.to(tl.uint64, bitcast=True) + (token_ids + 1).to(tl.uint64) * _GOLDEN
     state = (state ^ (state >> 30)) * _MIX1
     state = (state ^ (state >> 27)) * _MIX2

@@ -23,7 +23,7 @@ _ROW = struct.Struct("=qddqd")
 def pack_terms(
     rows: Iterable[tuple[int, float, float, int, float]],
 ) -> np.ndarray:  # [R, NUM_TERMS] int64
-    """The terms of all rows.
+    """Pack the terms of all rows.
 
     Args:
         rows: of each row its stream, its temperature (0: no noise), log(min_p) or -inf, top_k (at

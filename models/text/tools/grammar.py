@@ -20,12 +20,14 @@ _SPACES = "[ \\n]{0,4}"  # between reasoning and what is not free text
 
 
 def tool_line(index: int) -> int:
-    """The line, from 1, that has the rule of a tool."""
+    """Return the line, from 1, that has the rule of a tool."""
     return index + 2
 
 
 def turn_grammar(turn: Turn, special_ids: Mapping[str, int]) -> str:
-    """The grammar of a turn; empty where anything may be written.
+    """Return the grammar of a turn.
+
+    It is empty if anything may be written.
 
     Args:
         turn: what it may hold.
@@ -61,7 +63,7 @@ class _Writer:
         return "\n".join([f"start: {start}", *tools, *self._rules, ""])
 
     def _calls(self) -> str:
-        """The calls, and the text before them where there may be some."""
+        """Write the calls, and the text before them if there may be some."""
         turn, layout = self._turn, self._turn.layout
         self._rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(turn.tools))))
         head = layout.opening + layout.before_name
@@ -112,7 +114,7 @@ class _Writer:
         return whole if is_open else f"({whole})?"
 
     def _literal(self, text: str) -> str:
-        """The text as strings and special tokens."""
+        """Write the text as strings and special tokens."""
         names = [name for name in self._special_ids if name in text]
         if not names:
             return json.dumps(text, ensure_ascii=False) if text else ""

@@ -62,7 +62,7 @@ class ToolLayout:
             raise ValueError(f"{self.name}: no name ends before {self.before_arguments!r}")
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
-        """A turn's calls, names and JSON texts of arguments, as the model writes them."""
+        """Write a turn's calls, names and JSON texts of arguments, as the model does."""
         bodies = [
             f"{self.before_name}{name}{self.before_arguments}{arguments}{self.after}"
             for name, arguments in calls
@@ -70,7 +70,7 @@ class ToolLayout:
         return self.opening + self.separator.join(bodies) + self.closing
 
     def taken_id(self, call_id: str) -> str:
-        """An id as the template takes it: itself, or one that is always the same for it."""
+        """Return an id that the template accepts: itself, or one that is always the same for it."""
         is_own = len(call_id) == self.num_id_chars and _NAME.fullmatch(call_id)
         if not self.has_strict_ids or (is_own and call_id.isalnum()):
             return call_id
@@ -78,6 +78,6 @@ class ToolLayout:
         return "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in digest[: self.num_id_chars])
 
     def new_id(self) -> str:
-        """A random id for a call."""
+        """Return a random id for a call."""
         letters = (secrets.choice(_ID_LETTERS) for _ in range(self.num_id_chars))
         return self.id_prefix + "".join(letters)

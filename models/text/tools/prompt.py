@@ -31,7 +31,7 @@ class TurnFormats:
     is_described: bool = True
 
     def prompted(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
-        """The messages and tools that the model's template is given."""
+        """Return the messages and tools that the model's template is given."""
         named = _with_names(messages)
         if not self.is_described:
             taken = _with_taken_ids(named, self.layout)
@@ -42,7 +42,7 @@ class TurnFormats:
 def turn_formats(
     templates: ChatTemplates, tool_call_parser: str, reasoning_parser: str
 ) -> TurnFormats:
-    """The formats that a config names, or that a checkpoint's templates show.
+    """Return the formats that a config names, or that a checkpoint's templates show.
 
     Args:
         templates: of the checkpoint.
@@ -61,7 +61,7 @@ def turn_formats(
 
 
 def _with_names(messages: Turns) -> Turns:
-    """The messages, with the function's name on every result, which some templates want."""
+    """Add the function's name to every result, which some templates need."""
     names: dict[str, str] = {}  # by the ids of calls
     turns: Turns = []
     for message in messages:
@@ -76,7 +76,7 @@ def _with_names(messages: Turns) -> Turns:
 
 
 def _with_taken_ids(messages: Turns, layout: ToolLayout) -> Turns:
-    """The messages with ids that the template takes: calls may be of another service."""
+    """Replace ids that the template refuses: calls may come from another service."""
     if not layout.has_strict_ids:
         return messages
     turns: Turns = []
@@ -92,7 +92,7 @@ def _with_taken_ids(messages: Turns, layout: ToolLayout) -> Turns:
 
 
 def _one_by_one(messages: Turns) -> Turns:
-    """The messages with one call a turn, each before its result, for templates that refuse more."""
+    """Put one call in a turn, each before its result, for templates that refuse more."""
     turns: Turns = []
     waiting: dict[str, Mapping[str, Any]] = {}  # further calls of the last turn, by id
     for message in messages:

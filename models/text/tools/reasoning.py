@@ -43,7 +43,7 @@ REASONING: Mapping[str, ReasoningLayout] = {
 
 
 def named_reasoning(name: str, template: str) -> ReasoningLayout | None:
-    """The format of a name; with `auto` the one that the chat template shows, if any.
+    """Return the format of a name; for `auto` the one that the chat template shows, if any.
 
     Raises:
         ValueError: there is none of this name.

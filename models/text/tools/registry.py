@@ -29,7 +29,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolLayout], ...] = (
 
 
 def detected_layout(template: str) -> ToolLayout:
-    """The format of a chat template; the plain one where it shows none of the others."""
+    """Return the format of a chat template; the plain one if it shows none of the others."""
     for signs, layout in _SIGNS:
         if all(sign in template for sign in signs):
             return layout
@@ -37,7 +37,7 @@ def detected_layout(template: str) -> ToolLayout:
 
 
 def named_layout(name: str, template: str) -> ToolLayout:
-    """The format of a name; where one name has several forms, the one that the template shows.
+    """Return the format of a name; if it has several forms, the one that the template shows.
 
     Raises:
         ValueError: there is none of this name.
