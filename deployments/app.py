@@ -57,7 +57,7 @@ class DeployedConfig(AppConfig):
 
 
 def build(args: DeployedConfig) -> Application:
-    """The whole service, ready for `serve run` or `serve deploy`.
+    """Build the whole service, ready for `serve run` or `serve deploy`.
 
     Raises:
         CannotServe: GPUs, labels, model folders or memory are missing, or draft and target do not
@@ -97,7 +97,7 @@ def build(args: DeployedConfig) -> Application:
 def bind_engine(
     name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = _MODEL_NAME
 ) -> Application:
-    """One Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
+    """Bind a Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
     placement = engine_placement(name, model)
     return serve.deployment(
         name=name,
@@ -112,7 +112,7 @@ def bind_engine(
 def bind_constraint(
     service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str = _MODEL_NAME
 ) -> Application:
-    """The Constraint deployment for the vocabulary of the checkpoint at `model_path`."""
+    """Bind the Constraint deployment for the vocabulary of the checkpoint at `model_path`."""
     return serve.deployment(
         name="Constraint",
         max_ongoing_requests=service.max_sessions,

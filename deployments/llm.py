@@ -203,7 +203,7 @@ class LLM:
         self._end()
 
     def __enter__(self) -> Self:
-        """Nothing more to do."""
+        """Return itself; nothing more to do."""
         return self
 
     def __exit__(
@@ -313,7 +313,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
 
 
 def _plain(prompt: Any) -> Any:
-    """A text or token ids; whatever else it is, the schema refuses."""
+    """Return a text or token ids; the schema refuses any other value."""
     if isinstance(prompt, Mapping):
         return prompt.get("prompt_token_ids", prompt.get("prompt"))
     return prompt if isinstance(prompt, str) else list(prompt)

@@ -57,7 +57,10 @@ class MonitorConfig(Section):
 
 
 def build(args: MonitorConfig) -> Application:
-    """The monitor, as a Serve application. It takes no CPU of its own from Ray's count."""
+    """Build the monitor as a Serve application.
+
+    It takes no CPU of its own from Ray's count.
+    """
     deployment: Any = serve.deployment(
         name="Monitor", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=64
     )(serve.ingress()(Monitor))
@@ -101,7 +104,7 @@ class Monitor:
         return await text_of(found, timeout_s=_METRICS_TIMEOUT_S)
 
     async def _names(self) -> list[str]:
-        """The deployments of the application, as Serve knows them now."""
+        """Return the deployments of the application that Serve knows now."""
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
                 status = await asyncio.to_thread(serve.status)
@@ -123,7 +126,7 @@ class Monitor:
         return (healthy or answers or [missing])[0]
 
     async def _handle(self, name: str) -> DeploymentHandle[Any] | None:
-        """The handle of a deployment; None: there is none of this name, or not yet."""
+        """Return the handle of a deployment; None if there is none of this name, or not yet."""
         if name not in self._handles:
             lookup = asyncio.to_thread(serve.get_deployment_handle, name, self._application)
             try:

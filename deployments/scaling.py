@@ -175,7 +175,7 @@ def _is_number(value: object) -> bool:
 
 
 def _clean(value: float) -> float:
-    """A report as a load: finite and not negative."""
+    """Return a report as a load: finite and not negative."""
     return max(0.0, float(value)) if _is_number(value) else 0.0
 
 

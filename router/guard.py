@@ -27,10 +27,10 @@ class NoGrammar:
     loosened: Sequence[Loosened] = ()
 
     async def open(self) -> None:
-        """There is nothing to open."""
+        """Do nothing: there is no grammar to open."""
 
     async def validate(self, tokens: Sequence[int]) -> None:
-        """Every token is valid."""
+        """Accept every token."""
 
     def surviving_mask_loss(self) -> Self:
         """Return a context in which masks may be lost; here they cannot be."""
@@ -42,7 +42,7 @@ class NoGrammar:
         return False
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is no grammar to close."""
 
 
 class GrammarGuard:

@@ -68,7 +68,7 @@ class SessionLimits(Section):
         return self.draft_ms / 1e3
 
     def backoff(self) -> Backoff:
-        """The pauses between attempts to replace one part."""
+        """Return the pauses between attempts to replace one part."""
         return Backoff(self.rejoin_interval_s, _LONGEST_PAUSE * self.rejoin_interval_s)
 
 

@@ -38,7 +38,7 @@ class LogprobsOutbox:
         self._waiting: deque[TokenLogprobs] = deque()
 
     def of_prompt(self, verdict: Verdict) -> tuple[bytes, ...] | None:
-        """The prompt's entries, packed, with the session's first verdict; None with every other.
+        """Return the prompt's entries, packed, with the session's first verdict; None with others.
 
         Raises:
             InternalError: the target sent other ones than were asked for.

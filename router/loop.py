@@ -81,6 +81,8 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
 
 
 def _accepted(asked: Round, verdict: Verdict) -> list[int]:
-    """The accepted tokens of the draft and beside it, or of one of the target's own, and its token
-    after them."""
+    """Return the accepted tokens and the target's next token.
+
+    The accepted ones are of the draft and beside it, or of one of the target's own.
+    """
     return [*asked.draft[: verdict.num_accepted], *verdict.own, *verdict.side, verdict.token]

@@ -263,7 +263,7 @@ class Channel(Protocol, Generic[Request_contra, Reply_co]):
         ...
 
     async def receive(self) -> Reply_co:
-        """The next reply for this session.
+        """Return the next reply for this session.
 
         Raises:
             LinkLost: the process is known to be gone; every later call raises it too.
@@ -293,7 +293,7 @@ class Pool(Protocol, Generic[Request_contra, Reply_co]):
     """All replicas of one deployment; leases are balanced over them."""
 
     async def lease(self, session_id: str, *, timeout_s: float) -> Lease[Request_contra, Reply_co]:
-        """A lease on some replica.
+        """Lease some replica.
 
         Raises:
             Unavailable: no replica granted one within `timeout_s`.

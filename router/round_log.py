@@ -83,7 +83,7 @@ class RoundLog:
 
 
 def _why(asked: Round) -> Explanation | None:
-    """The explanation of the plan that counts, which is another where no draft came."""
+    """Return the explanation of the plan that counts; it is another one if no draft came."""
     if asked.why is None:
         return None
     plan = asked.plan

@@ -116,8 +116,10 @@ class RoundWatch:
         guess: Sequence[int] = (),
         guess_ms: float = 0.0,
     ) -> None:
-        """A drafter answered, or was lost (None), after `elapsed_ms`; it was sent `guess`, which
-        was waited for `guess_ms` before."""
+        """Note that a drafter answered, or was lost (None), after `elapsed_ms`.
+
+        It was sent `guess`, which was waited for `guess_ms` before.
+        """
         is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
@@ -132,20 +134,23 @@ class RoundWatch:
     def note_guess(
         self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
     ) -> None:
-        """A smaller draft model gave a guess, or was lost (None), after `elapsed_ms`."""
+        """Note that a smaller draft model gave a guess, or was lost (None), after `elapsed_ms`."""
         self.stats.add_draft(elapsed_ms, None if proposal is None else proposal.timing)
         if proposal is not None:
             self.costs.observe_draft(drafter, proposal)
 
     def note_asked(self) -> None:
-        """The target is asked for a round's verdicts."""
+        """Note that the target is asked for a round's verdicts."""
         self._is_prefill = not self._has_verdict
         self._asked_of = self._replica()
         self.num_accepted = 0
         self._since = time.perf_counter()
 
     def note_verdict(self, asked: Round, verdict: Verdict) -> None:
-        """A verdict of the round came; its first says what became of the draft."""
+        """Note that a verdict of the round came.
+
+        The first one decides on the draft.
+        """
         self.stats.add_verdict(self._since, verdict.timing)
         self._asked = asked
         self._num_tokens += 1 + verdict.num_accepted + len(verdict.own) + len(verdict.side)
@@ -171,14 +176,17 @@ class RoundWatch:
         self._since = time.perf_counter()
 
     def note_emitted(self) -> None:
-        """The client has it, and the next verdict is waited for."""
+        """Note that the client has it, and that the next verdict is waited for."""
         self.stats.add_emit(self._since)
         now = time.perf_counter()
         self._emit_ms += (now - self._since) * 1e3
         self._since = now
 
     def end_round(self) -> None:
-        """The next round is to be planned, or there is none: what did this one bring?"""
+        """End the round and observe its result.
+
+        The next round is to be planned, or there is none.
+        """
         asked, self._asked = self._asked, None
         if asked is not None and not self._is_prefill:
             elapsed_ms = (time.perf_counter() - asked.planned_at) * 1e3 - self._emit_ms
@@ -223,7 +231,10 @@ class RoundWatch:
                 return
 
     def _observe_beside(self, asked: Round, place: int, said: int) -> None:
-        """The drafted token at a place was wrong: was a candidate beside it right?"""
+        """Observe the candidates beside a wrong drafted token.
+
+        One of them may have been right.
+        """
         if ids := asked.candidates[place]:
             rank = ids.index(said) if said in ids else None
             self.planner.observe_beside(asked.drafter_at(place), rank)

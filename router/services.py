@@ -39,6 +39,6 @@ class Services:
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
 
     def __post_init__(self) -> None:
-        """The choice among draft models knows what is known of their cost and fate."""
+        """Make the choice among draft models from their known cost and acceptance."""
         choice = DraftChoice(self.planner.costs, self.acceptance, lambda: self.planner.num_sessions)
         object.__setattr__(self, "choice", choice)

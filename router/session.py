@@ -271,7 +271,7 @@ class _Builder:
         return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
 
     def _smaller_draft(self) -> SmallerDraft | None:
-        """The draft model that drafts for the session's own."""
+        """Return the draft model that drafts for the session's own."""
         services = self._services
         larger = self._kinds[0].name if self._kinds else ""
         smaller = services.speculation.drafted_by.get(larger)
@@ -313,7 +313,7 @@ class _Builder:
         return () if recent is None else (recent,)
 
     def _terms(self) -> ChainTerms:
-        """The chains of the session's drafts; a fixed k is of all their tokens together."""
+        """Return the terms of the session's chains; a fixed k is of all their tokens together."""
         most = max_side_tokens(self._request, self._services.speculation, self._fixed)
         return ChainTerms(
             front=self._front(),

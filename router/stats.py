@@ -36,7 +36,7 @@ class RoundStats:
         self._waited_ms = 0.0
 
     def add_draft(self, elapsed_ms: float, timing: Timing | None) -> None:
-        """A wait for a proposal is over.
+        """Note that a wait for a proposal is over.
 
         `timing` is None when it failed or nobody else took part: the wait counts as drafting.
         """
@@ -48,14 +48,17 @@ class RoundStats:
         self._split(elapsed_ms, timing)
 
     def add_verdict(self, since: float, timing: Timing) -> None:
-        """A wait for a verdict, begun at `since`, is over."""
+        """Note that a wait for a verdict, begun at `since`, is over."""
         elapsed_ms = self._wait_over(since)
         self._num_rounds += 1
         self._verify_ms += timing.pass_ms
         self._split(elapsed_ms, timing)
 
     def add_acceptance(self, segments: Sequence[tuple[str, int]], num_accepted: int) -> None:
-        """A round is over: so many tokens of each drafter in turn, `num_accepted` altogether."""
+        """Note that a round is over: so many tokens of each drafter in turn.
+
+        `num_accepted` are accepted altogether.
+        """
         num_left = num_accepted
         for name, num_drafted in segments:
             self._drafted_by[name] += num_drafted
@@ -72,16 +75,16 @@ class RoundStats:
         self._per_step_accepted[-1] += num_accepted
 
     def add_guess(self, num_tokens: int, num_right: int) -> None:
-        """A drafter was sent so many tokens as a guess, of which it drafted the first ones."""
+        """Note that a drafter was sent so many tokens as a guess; `num_right` were right."""
         self._num_guessed += num_tokens
         self._num_guessed_right += num_right
 
     def add_grammar(self, since: float) -> None:
-        """A wait for the grammar's verdict is over."""
+        """Note that a wait for the grammar's verdict is over."""
         self._grammar_ms += self._wait_over(since)
 
     def add_emit(self, since: float) -> None:
-        """The client has taken what was emitted at `since`."""
+        """Note that the client has taken the text emitted at `since`."""
         self._emit_ms += self._wait_over(since)
 
     def time(self) -> TimeSplit:

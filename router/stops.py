@@ -66,7 +66,7 @@ class StopChecker:
         return self._max_tokens - self._num_tokens
 
     def until_eos(self, token_ids: list[int]) -> list[int]:
-        """The tokens up to the first eos, that one included."""
+        """Return the tokens up to the first eos, including it."""
         for index, token_id in enumerate(token_ids):
             if token_id in self._eos_ids:
                 return token_ids[: index + 1]
@@ -112,7 +112,7 @@ class StopChecker:
         return None
 
     def _end(self, last_text: str) -> str:
-        """All text still held back; a stop string completed by the last piece still cuts it."""
+        """Return all text still held back, cut at a stop string that the last piece completes."""
         text, is_stopped = self._match(last_text)
         if not is_stopped:
             text += self._held

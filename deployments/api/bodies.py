@@ -96,7 +96,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _screened(fields: Mapping[str, Any], schema: type[BodyFields]) -> dict[str, Any]:
-    """The fields the schema is to see: no nulls, nothing ignored, nothing neutral."""
+    """Return the fields for the schema.
+
+    Fields that are null, ignored or neutral are left out.
+    """
     kept: dict[str, Any] = {}
     for name, value in fields.items():
         if value is None or name in schema.ignored:

@@ -33,8 +33,10 @@ class CachedValue(Generic[Value]):
         self._last: tuple[float, Value] | None = None
 
     async def get(self) -> Value:
-        """The value, at most `keep_s` old. What `make` raises is raised, and the next call tries
-        again."""
+        """Return the value, at most `keep_s` old.
+
+        An error of `make` is raised, and the next call tries again.
+        """
         async with self._lock:
             if self._last is None or self._clock() - self._last[0] >= self._keep_s:
                 value = await self._make()

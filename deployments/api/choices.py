@@ -27,7 +27,7 @@ _NUM_AHEAD = 16  # items a choice may be ahead of what is read
 def choices_of(
     prompts: Sequence[GenerationRequest], count: int, *, is_stream: bool
 ) -> list[GenerationRequest]:
-    """The requests of all choices, `count` for each prompt; the first is the prompt's own.
+    """Return the requests of all choices, `count` for each prompt; the first is the prompt's own.
 
     Args:
         prompts: a request for each prompt, alike but for the prompt; ids are made from the first's.
@@ -95,7 +95,7 @@ async def _pump(items: ChoiceItems, queue: _Queue) -> None:
 
 
 def finished_together(ends: Sequence[Finished], num_prompts: int = 1) -> Finished:
-    """One end for all choices: tokens and measurements added up, each prompt counted once.
+    """Join the ends of all choices: add tokens and measurements, count each prompt once.
 
     Args:
         ends: of all choices, in their order: as many for each prompt.

@@ -77,7 +77,10 @@ def _request_id(scope: Scope) -> str:
 
 
 def _answer(error: Exception, record: RequestRecord) -> ErrorAnswer:
-    """The error as the client gets it; the log has its cause."""
+    """Return the client's answer for an error.
+
+    The log has its cause.
+    """
     known = error if isinstance(error, ServingError) else InternalError("unexpected error")
     answer = answer_error(known, record.request_id)
     record.fail(error, answer.status)
@@ -85,7 +88,7 @@ def _answer(error: Exception, record: RequestRecord) -> ErrorAnswer:
 
 
 def error_body(record: RequestRecord, error: Exception) -> bytes:
-    """The event that ends a broken stream."""
+    """Return the event that ends a broken stream."""
     return _answer(error, record).body.to_json()
 
 
@@ -141,7 +144,9 @@ def _check_declared(length: str, limit_bytes: int) -> None:
 
 
 async def until_disconnect(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled when the client goes away first.
+    """Return the result of `work`.
+
+    It is cancelled if the client leaves first.
 
     Raises:
         ClientGone: it did.

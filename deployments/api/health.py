@@ -62,8 +62,11 @@ class HealthProbe:
         self._health = CachedValue(self._measure, keep_s=keep_s)
 
     async def check(self) -> Health:
-        """The health now, at most `keep_s` old. Takes at most `timeout_s`, and the seconds that a
-        session may take to close beyond that; never raises."""
+        """Return the health, at most `keep_s` old.
+
+        It takes at most `timeout_s`, and the seconds that a session may take to close beyond that.
+        It never raises.
+        """
         return await self._health.get()
 
     async def _measure(self) -> Health:

@@ -71,7 +71,7 @@ Made = TypeVar("Made")
 
 
 def no_spans(request: GenerationRequest, headers: Mapping[str, str]) -> Sequence[Sink]:
-    """No sinks."""
+    """Return no sinks."""
     return ()
 
 
@@ -116,7 +116,7 @@ class HttpService:
     transport: HttpConfig = field(default_factory=HttpConfig)
 
     async def health_status(self) -> HealthStatus:
-        """The answer of GET /health."""
+        """Return the answer of GET /health."""
         health = await self.health.check()
         return HealthStatus(
             status="ok" if health.is_healthy else "unavailable",
@@ -216,7 +216,10 @@ class _Routes:
         return _status(status, 200 if status.status == "ok" else 503)
 
     async def alive(self, _: Request) -> Response:
-        """This process answers; whether the engines do is what /readyz says."""
+        """Answer that this process lives.
+
+        /readyz tells whether the engines do.
+        """
         return _status(LiveStatus())
 
     async def metrics(self, _: Request) -> Response:

@@ -54,12 +54,12 @@ class Job:
     failed: Callable[[bytes], bytes] = lambda body: body  # an error's body as an event's
 
     def after(self, request: GenerationRequest) -> tuple[int, ...]:
-        """The ids whose text the answer to one of the requests continues."""
+        """Return the ids whose text the answer to one of the requests continues."""
         return request.prompt_ids if self.continues_prompt else ()
 
 
 def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
-    """The job of POST /v1/chat/completions; raises what refuses it."""
+    """Return the job of POST /v1/chat/completions, or raise its refusal."""
     prompt, turn = prepare_turn(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, [prompt], model.max_logprob_entries)
     writer = ChatWriter(answer_head(asked, [prompt], model), turn.turn)
@@ -68,7 +68,7 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
 
 
 def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
-    """The job of POST /v1/completions; raises what refuses it."""
+    """Return the job of POST /v1/completions, or raise its refusal."""
     prompts = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
     writer = TextWriter(answer_head(asked, prompts, model), _echoes(asked, prompts, model))
@@ -102,7 +102,10 @@ def _job(
 
 
 def with_details(job: Job) -> Job:
-    """The job, its rounds told: with its tokens' logprobs, whether the answer lists them or not."""
+    """Add the details of rounds to a job.
+
+    They need its tokens' logprobs, whether the answer lists these or not.
+    """
     requests = []
     for request in job.requests:
         num_logprobs = max(request.sampling.num_logprobs, 0)
@@ -150,7 +153,7 @@ def answer_head(
 
 
 def _choice_texts(asked: GenerationFields) -> tuple[str, ...]:
-    """The choices whose probabilities the answer is to have."""
+    """Return the choices whose probabilities the answer must have."""
     outputs = asked.structured_outputs
     if outputs is None or not outputs.choice_probabilities:
         return ()

@@ -71,7 +71,7 @@ class ApiKeys:
         return len(self._file.faults) if self._unreadable is None else 1
 
     def name_of(self, key: bytes) -> str | None:
-        """The client that `key` belongs to; None: it belongs to no client."""
+        """Return the client that `key` belongs to; None if it belongs to no client."""
         self._reload()
         digest = hashlib.sha256(key).hexdigest()
         found = None
@@ -109,7 +109,7 @@ class ApiKeys:
 
 
 def read_key_file(path: Path) -> KeyFile:
-    """The keys of a file.
+    """Read the keys of a file.
 
     Raises:
         ValueError: it cannot be read.
@@ -149,7 +149,7 @@ def _no_key(path: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """A value that changes with the file, also where a link is turned to another file."""
+    """Return a value that changes with the file, even if a link is turned to another file."""
     try:
         status = path.stat()
     except OSError:

@@ -28,16 +28,16 @@ class Sink:
         """Tokens of a choice arrived, all of one verdict; said before the next two."""
 
     def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
-        """The first `num_tokens` tokens of a choice arrived."""
+        """Note that the first `num_tokens` tokens of a choice arrived."""
 
     def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
         """`num_tokens` tokens arrived together, `gap_s` after those before them."""
 
     def finished(self, choice: int, end: Finished, after_s: float) -> None:
-        """A choice was generated to its end."""
+        """Note that a choice was generated to its end."""
 
     def failed(self, choice: int, code: str) -> None:
-        """A choice ended with an error of this code, or was left (`CLIENT_GONE`)."""
+        """Note that a choice ended with an error of this code, or was left (`CLIENT_GONE`)."""
 
 
 class ChoiceObserver:

@@ -50,7 +50,7 @@ def chat_prompt(
     settings: Mapping[str, Any],
     model: Model,
 ) -> ChatPrompt:
-    """The prompt of messages and tools as the chat template wants them, with its other settings.
+    """Render messages and tools by the chat template, with its other settings.
 
     Raises:
         ContextTooLong: it must be more tokens than the context window has.

@@ -63,7 +63,7 @@ class RequestRecord(Sink):
         is_stream: bool,
         num_prompts: int = 1,
     ) -> None:
-        """The request is understood; its choices, as many for each prompt, are about to run."""
+        """Note that the request is understood and that its choices are about to run."""
         self._num_choices = len(requests)
         self._num_prompts = num_prompts
         prompts = requests[:: len(requests) // num_prompts]
@@ -84,11 +84,11 @@ class RequestRecord(Sink):
         self._ends[choice] = end
 
     def fail(self, error: Exception, status: int) -> None:
-        """The client is answered with an error of this status."""
+        """Note that the client is answered with an error of this status."""
         self._error = (error, status)
 
     def leave(self) -> None:
-        """The client went away before there was an answer."""
+        """Note that the client went away before there was an answer."""
         self._is_client_gone = True
 
     def write(self) -> None:
@@ -177,6 +177,6 @@ class RequestRecord(Sink):
 
 
 def _loosened_part(part: Loosened) -> str:
-    """A part of a schema that was not enforced: the request's field and the keyword."""
+    """Show a part of a schema that was not enforced: the request's field and the keyword."""
     keyword = str(part.steps[-1]) if part.steps else "schema"
     return f"{part.field} {keyword if keyword in KEYWORDS else 'subschema'}"

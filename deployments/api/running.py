@@ -43,7 +43,7 @@ async def run_choice(
 
 
 async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> list[bytes]:
-    """The body of an answer that is not streamed, in chunks."""
+    """Return the body of an answer that is not streamed, in chunks."""
     ends: dict[int, Finished] = {}
     async with aclosing(items):
         async for index, item in items:

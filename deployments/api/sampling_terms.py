@@ -22,7 +22,7 @@ _RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers 
 def sampling_of(
     request: GenerationFields, tokenizer: Tokenizer, verification: Verification, max_tokens: int
 ) -> Sampling:
-    """The rules by which a request's tokens are sampled, and which logprobs are reported.
+    """Return the rules for sampling a request's tokens, and the logprobs to report.
 
     Args:
         request: with its own limits checked.
@@ -61,10 +61,10 @@ def sampling_of(
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenised at the start of a text and after a space.
+    """Tokenise each word as at the start of a text, and as after a space.
 
-    The form after a space is left out where it ends with the other form's tokens, which forbid it
-    already.
+    The form after a space is left out if it ends with the other form's tokens, because those forbid
+    it already.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

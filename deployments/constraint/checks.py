@@ -50,7 +50,7 @@ class Checks:
             self._go_on()
 
     def lose(self, reason: str) -> None:
-        """The canary is gone: answer all that wait for it."""
+        """Answer all that wait for the canary, because it is gone."""
         waiting = [*([self._running] if self._running else []), *self._waiting]
         self._running = None
         self._waiting.clear()

@@ -128,7 +128,7 @@ def _send(link: socket.socket, entries: list[ChildEntry]) -> None:
 
 
 def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
-    """The compiler for the configured tokenizer, in a process that has limited memory from now on.
+    """Load the compiler for the tokenizer, and limit the memory of this process from now on.
 
     Raises:
         OSError: the tokenizer file cannot be read.
@@ -175,7 +175,7 @@ class _CompileThread:
         self._jobs.put((number, grammar))
 
     def take(self) -> tuple[Grammar, CompiledGrammar | UnsupportedGrammar, float]:
-        """A grammar that is done, and the milliseconds of CPU time it took."""
+        """Take a finished grammar, and the milliseconds of CPU time it took."""
         os.read(self.file_descriptor, 1)
         return self._done.get()
 

@@ -28,7 +28,10 @@ def full(num_waiting: int) -> str:
 
 
 def failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
-    """The answer to a request that no child can answer now: the caller opens and replays."""
+    """Answer a request that no child can answer now.
+
+    The caller opens and replays.
+    """
     match request:
         case MaskRequest():
             return MaskMiss(

@@ -50,5 +50,5 @@ class ConstraintMeters:
         self._totals.follow(asdict(stats) | {"compile_s": stats.compile_ms_total / 1e3})
 
     def text(self) -> bytes:
-        """All instruments in Prometheus' text format."""
+        """Return all instruments in Prometheus' text format."""
         return self._meters.text()

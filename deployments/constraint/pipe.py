@@ -183,7 +183,7 @@ class FrameReader:
         self._ready: list[bytes] = []
 
     def next(self) -> bytes | None:
-        """The next frame; None when the other side has closed."""
+        """Return the next frame; None if the other side has closed."""
         while not self._ready:
             if not self._receive():
                 return None
@@ -268,7 +268,7 @@ class ProgressPage:
         struct.pack_into("<Q", self._page, 0, self._num_taken)
 
     def read(self) -> Progress:
-        """The child's progress (parent side)."""
+        """Return the child's progress (parent side)."""
         (num_taken,) = struct.unpack_from("<Q", self._page, 0)
         serving, compiling = (Lane.read(self._page, i) for i in (self._SERVING, self._COMPILING))
         return Progress(num_taken, serving, compiling)

@@ -205,7 +205,7 @@ class ChildProcess(asyncio.Protocol):
                 self._take(number, entry)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The child has closed its end: it is gone or about to be."""
+        """Finish the child: it has closed its end and is gone or about to be."""
         self._end = self._loop.create_task(self._finish())
 
     # --- inner --------------------------------------------------------------------------------

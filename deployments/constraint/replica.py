@@ -134,7 +134,7 @@ class ConstraintReplica:
         return {"queue_length": float(self._workers.stats.queue_length)}
 
     async def metrics_page(self) -> Page:
-        """The replica's id and its instruments, for the page of a router."""
+        """Return the replica's id and its instruments, for the page of a router."""
         return serve.get_replica_context().replica_id.unique_id, self._meters.text()
 
     async def stats(self) -> dict[str, float]:

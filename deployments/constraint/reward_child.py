@@ -162,7 +162,7 @@ class _RewardServer:
         return _scored(reward, asked.question)
 
     def _refusal(self, asked: _Asked) -> RewardRefused | None:
-        """The answer to a question of a reward that was too costly lately."""
+        """Return the refusal of a question whose reward was too costly lately."""
         reason, until = self._refused.get(asked.digest, ("", 0.0))
         if time.monotonic() < until:
             return _refused(asked.question, reason, is_client_error=True)
@@ -177,7 +177,7 @@ class _RewardServer:
                 self._fork([first, *self._take_joined(first)])
 
     def _take_joined(self, first: _Asked) -> list[_Asked]:
-        """Those that wait and may share the fork of `first`."""
+        """Take the waiting questions that may share the fork of `first`."""
         if not self._is_joined(first):
             return []
         found = [asked for asked in self._waiting if self._is_joined(asked)][: _MAX_JOINED - 1]

@@ -99,7 +99,7 @@ class Trials:
         return len(self._cases)
 
     def known(self, grammar: Grammar) -> Verdict | None:
-        """The verdict on a grammar, where no trial is needed for it."""
+        """Return the verdict on a grammar, if no trial is needed for it."""
         digest = _digest(grammar)
         if digest in self._served:
             return _served(grammar, self._served.use(digest) or ())
@@ -109,8 +109,11 @@ class Trials:
         return None
 
     def form(self, grammar: Grammar) -> Grammar:
-        """The form in which a grammar is tried: with nothing but objects in the place of what may
-        be loosened, where it was too costly otherwise within minutes."""
+        """Return the form in which a grammar is tried.
+
+        If it was too costly within the last minutes, objects replace all parts that may be
+        loosened.
+        """
         reason, until = self._bare.get(_digest(grammar), ("", 0.0))
         return all_bare(grammar, reason) if self._clock() < until else grammar
 
@@ -144,7 +147,7 @@ class Trials:
             self._num_in_a_row = 0 if case.is_second else self._num_in_a_row + 1
 
     def take(self, tried: Tried) -> None:
-        """The canary's answer to the trial that runs."""
+        """Take the canary's answer to the running trial."""
         digest, self._running = self._running, None
         assert digest is not None
         case = self._cases[digest]
@@ -168,7 +171,7 @@ class Trials:
         self.go_on()
 
     def lose(self, reason: str) -> None:
-        """The canary has ended: the trial that ran has no verdict, the others wait for the next."""
+        """End the running trial without a verdict, because the canary ended; others wait on."""
         digest, self._running = self._running, None
         if digest is not None:
             self._decide(digest, Verdict(reason))

@@ -204,7 +204,7 @@ class ConstraintWorkers:
     # --- requests -----------------------------------------------------------------------------
 
     def _in_form(self, message: _Asking) -> _Asking:
-        """The message with its grammar as it is tried, where parts of it may be loosened."""
+        """Return the message with its grammar in the form of its trial, if it may be loosened."""
         if not message.grammar.loose:
             return message
         return _with_grammar(
@@ -345,7 +345,7 @@ class ConstraintWorkers:
         return failed(request, f"the constraint child ended: {death.reason}")
 
     def _grammar_of(self, request: ChildRequest | None) -> Grammar | None:
-        """The grammar within which a child ended, where one may be the cause."""
+        """Return the grammar during which a child ended, if one may be the cause."""
         if request is None:
             return None
         if isinstance(request, GrammarOpen | Trial):

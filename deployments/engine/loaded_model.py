@@ -146,7 +146,7 @@ class LoadedModel:
             await self.ranks.leader.keep_texts.remote(is_on)
 
     async def take_texts(self) -> list[EndedText]:
-        """Those that have come since the last time."""
+        """Return the texts that have come since the last call."""
         async with asyncio.timeout(CONTROL_TIMEOUT_S):
             texts: list[EndedText] = await self.ranks.leader.take_texts.remote()
         return texts
@@ -169,7 +169,7 @@ class LoadedModel:
     # --- the ranks
 
     async def stats(self) -> LoopStats:
-        """The leader's counters."""
+        """Return the leader's counters."""
         stats: LoopStats = await self.ranks.leader.stats.remote()
         return stats
 

@@ -172,7 +172,7 @@ class EngineLoop:
         self._port.wake()
 
     def stats(self) -> LoopStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         started_s = self._step_started_s
         load, looked_at_s = self._look
         return LoopStats(

@@ -82,7 +82,7 @@ class EngineMeters:
         self._totals.follow(asdict(load))
 
     def begin_anew(self) -> None:
-        """Another model serves: what it has counted begins at 0."""
+        """Count another model from 0."""
         self._totals.begin_anew()
 
     def describe(self, *, batch_invariant: bool, num_graphs: int, graph_bytes: int) -> None:
@@ -92,7 +92,7 @@ class EngineMeters:
         self._graph_bytes.set(graph_bytes)
 
     def text(self) -> bytes:
-        """All instruments in Prometheus' text format."""
+        """Return all instruments in Prometheus' text format."""
         return self._meters.text()
 
 
@@ -115,7 +115,7 @@ class EngineReport:
             self._reported = stats
 
     def take(self) -> dict[str, float]:
-        """The load now and the busy share since the last report; nothing before the first look."""
+        """Return the present load and the busy share since the last report; empty at first."""
         stats, before = self._stats, self._reported
         if stats is None or before is None:
             return {}

@@ -231,7 +231,7 @@ class Rank:
 
     @ray.method(concurrency_group="control")
     def meet(self, on_one_node: bool) -> str:
-        """A new place where ranks can meet, for `load`. Leader only.
+        """Return a new place where ranks can meet, for `load`. Leader only.
 
         On one node that is a file in a folder of its own, so that nothing is reachable from
         outside; else an address of this node.
@@ -280,7 +280,10 @@ class Rank:
 
     @ray.method(concurrency_group="control")
     def take_texts(self) -> list[EndedText]:
-        """Those that have come since the last time; some may be lost with an answer."""
+        """Return the texts that have come since the last call.
+
+        Some may be lost with an answer.
+        """
         return self._draft_texts().take()
 
     @ray.method(concurrency_group="control")
@@ -330,7 +333,7 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
 
 
 def make_engine(kind: EngineKind, runner: ModelRunner, masks: LinkMaskSource, epoch: int) -> Engine:
-    """The engine that answers for a draft or for a target."""
+    """Return the engine that answers for a draft or for a target."""
     if kind == "draft":
         from models.engine.draft import DraftEngine
 

@@ -143,7 +143,7 @@ class EngineReplica:
         return self._report.take()
 
     async def metrics_page(self) -> Page:
-        """The replica's id and its instruments, for the page of a router."""
+        """Return the replica's id and its instruments, for the page of a router."""
         return serve.get_replica_context().replica_id.unique_id, self._meters.text()
 
     async def stats(self) -> dict[str, float]:
@@ -206,7 +206,7 @@ class EngineReplica:
         return model
 
     def _begin_anew(self) -> None:
-        """Another model serves: its counters begin at 0."""
+        """Count another model from 0."""
         self._meters.begin_anew()
         self._report = EngineReport()
         self._describe()
@@ -232,7 +232,10 @@ class EngineReplica:
             self._swap_meters.publish(self._models.state)
 
     def _note_loss(self, model: LoadedModel) -> None:
-        """A model that serves takes the replica with it; of another one the swap is told."""
+        """Note the loss of a model.
+
+        If it serves, the replica ends with it; of another one the swap is told.
+        """
         if self._is_stopping:
             return
         if model is not self._models.serving:

@@ -45,7 +45,7 @@ def _needed_bytes(model: ModelConfig) -> int:
 
 
 def _free_bytes(device: str) -> int | None:
-    """None: it cannot be known."""
+    """Return the free bytes of a device; None if they cannot be known."""
     if device != "cpu":
         import torch
 
@@ -65,7 +65,7 @@ def free_of_node(meminfo: Path) -> int | None:
 
 
 def free_of_group(folder: Path) -> int | None:
-    """The same of the container (cgroup v2); None: it has no limit, or none that is seen."""
+    """Return the free bytes of the container (cgroup v2); None without a visible limit."""
     try:
         limit = int((folder / "memory.max").read_text(encoding="ascii"))
         used = int((folder / "memory.current").read_text(encoding="ascii"))

@@ -67,7 +67,7 @@ class DraftModel(Protocol):
         ...
 
     async def take_texts(self) -> list[EndedText]:
-        """Those that have come since the last time."""
+        """Return the texts that have come since the last call."""
         ...
 
     def end(self) -> None:

@@ -123,7 +123,7 @@ class AdmissionControl:
         self._session_s = running_mean(self._session_s, session_s, share)
 
     def _expected_wait_s(self) -> float:
-        """The wait of a newcomer at the end of the queue; 0 while nothing is known."""
+        """Return the wait of a newcomer at the end of the queue; 0 while nothing is known."""
         return (self.num_queued + 1) * (self._session_s or 0.0) / self._max_sessions
 
     def _count(self, *, running: int = 0, waiting: int = 0) -> None:

@@ -180,7 +180,7 @@ class RequestMetrics(Sink):
         self._state.publish()
 
     def text(self) -> bytes:
-        """All instruments in Prometheus' text format."""
+        """Return all instruments in Prometheus' text format."""
         return self._meters.text()
 
     def set_load(self, num_running: int, num_waiting: int) -> None:
@@ -229,5 +229,5 @@ class RequestMetrics(Sink):
         self._requests.failure.add(code=code)
 
     def refused(self, code: str) -> None:
-        """A request was refused before it had a choice to observe."""
+        """Note that a request was refused before it had a choice to observe."""
         self._requests.failure.add(code=code)

@@ -112,7 +112,7 @@ class Router:
             logger.info("limits changed: %s", ", ".join(changes))
 
     async def metrics_page(self) -> Page:
-        """The replica's id and its instruments, for the page of the monitor."""
+        """Return the replica's id and its instruments, for the page of the monitor."""
         text = self._service.http.metrics()
         return serve.get_replica_context().replica_id.unique_id, text
 
@@ -138,7 +138,7 @@ class Router:
 
 
 def ready_line(url: str, model_name: str) -> str:
-    """One line with the URL and a command to try it with."""
+    """Return a line with the URL and a command to try it with."""
     return (
         f"ready at {url} - try: curl {url}/v1/chat/completions -H 'content-type: application/json' "
         f'-d \'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''

@@ -46,7 +46,7 @@ class RequestSpans:
         self._model_name = model_name
 
     def of(self, request: GenerationRequest, headers: Mapping[str, str]) -> Sequence[Sink]:
-        """The sink that makes the spans of one choice; none where it is not sampled.
+        """Return the sink that makes the spans of one choice; none if it is not sampled.
 
         Args:
             request: of the choice.

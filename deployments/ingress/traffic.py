@@ -74,7 +74,7 @@ class TrafficLine(Sink):
         self._sums.failures[code] += 1
 
     def refused(self, code: str) -> None:
-        """A request was refused before it had a choice to observe."""
+        """Note that a request was refused before it had a choice to observe."""
         self._sums.failures[code] += 1
 
     async def log_forever(self, period_s: float = _LINE_PERIOD_S) -> None:
@@ -119,5 +119,5 @@ class TrafficLine(Sink):
 
 
 def _share(part: float, whole: float, digits: int = 3) -> float | None:
-    """One over the other; None: there is no whole."""
+    """Return one number over the other; None if the other is zero."""
     return round(part / whole, digits) if whole else None

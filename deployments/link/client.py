@@ -134,7 +134,7 @@ class _Connection:
         self._socket.close(linger=0)
 
     def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
-        """A connection that receives no more must not look alive to its sessions."""
+        """Fail the sessions of a connection that no longer receives but looks alive."""
         error = None if receiving.cancelled() else receiving.exception()
         if error is not None:
             logger.error("link %s failed", self.endpoint.address, exc_info=error)
@@ -206,7 +206,7 @@ class LinkClient:
     def channel(
         self, endpoint: Endpoint, session_id: str, reply_type: Any
     ) -> LinkChannel[Any, Any]:
-        """A session's channel to an endpoint; connects on first use, without waiting.
+        """Return a session's channel to an endpoint; it connects on first use, without waiting.
 
         Args:
             endpoint: from a lease's grant.

@@ -75,7 +75,7 @@ class FrameCodec(Generic[Message]):
         return []
 
     def decode(self, frame: bytes | memoryview) -> list[Message]:
-        """The messages of a frame; none when it is malformed."""
+        """Return the messages of a frame; none if it is malformed."""
         try:
             return self._decoder.decode(frame)
         # Not msgspec's errors alone: text that is not UTF-8 is a UnicodeDecodeError, deep nesting
@@ -112,7 +112,7 @@ class KeyPair:
 
     @classmethod
     def generate(cls) -> KeyPair:
-        """A fresh random pair."""
+        """Generate a fresh random pair."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(public_key.decode("ascii"), secret_key.decode("ascii"))
 

@@ -37,7 +37,7 @@ class Mailbox(Generic[Reply]):
         self._wake()
 
     async def get(self) -> Reply:
-        """The next reply.
+        """Return the next reply.
 
         Raises:
             LinkLost: the mailbox was marked lost, also while waiting.

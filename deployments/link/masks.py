@@ -80,7 +80,7 @@ class LinkMaskSource:
                 logger.warning("dropped %d mask requests: send queue full", len(messages))
 
     def poll(self, timeout_s: float) -> list[Masks | MaskMiss]:
-        """All answers that have arrived; waits up to `timeout_s` for the first."""
+        """Return all answers that have arrived; wait up to `timeout_s` for the first."""
         answers: list[Masks | MaskMiss] = []
         if not self._sockets or not wait_readable(self._poller, timeout_s):
             return answers

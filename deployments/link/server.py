@@ -109,7 +109,7 @@ class LinkServer(_Bound[Request]):
         self._max_frames = max_frames
 
     def receive(self) -> list[tuple[Peer, Request]]:
-        """Everything that has arrived, without waiting; poll `socket` to wait."""
+        """Return all messages that have arrived, without waiting; poll `socket` to wait."""
         received: list[tuple[Peer, Request]] = []
         for _ in range(self._max_frames):
             try:

@@ -113,7 +113,7 @@ class InlineDevice:
     def pool(
         self, engine: Engine, *, epoch: int, max_model_len: int, takes_trees: bool = False
     ) -> InlinePool:
-        """A pool over a further engine, which comes after those before it."""
+        """Add a pool over a further engine, which comes after those before it."""
         pool = InlinePool(
             self, engine, epoch=epoch, max_model_len=max_model_len, takes_trees=takes_trees
         )
@@ -146,7 +146,7 @@ class InlineDevice:
         self._has_room = True
 
     def note_message(self) -> None:
-        """A message was taken by an engine."""
+        """Note that an engine took a message."""
         self._num_messages += 1
         self._awake.set()
 

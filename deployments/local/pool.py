@@ -235,7 +235,7 @@ class LockedHost:
             return self._host.handle(requests)
 
     def handle_at_once(self, requests: list[ConstraintRequest]) -> list[ConstraintReply] | None:
-        """The same, or None where another thread is using the host."""
+        """Handle requests at once; return None if another thread uses the host."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -53,11 +53,11 @@ class SamplingParams:
         self.completion("", [0])  # refuses now what any request with these fields is refused for
 
     def __repr__(self) -> str:
-        """The fields that were given."""
+        """Show the fields that were given."""
         return f"SamplingParams({', '.join(f'{k}={v!r}' for k, v in self._fields.items())})"
 
     def completion(self, model: str, prompt: str | Sequence[int]) -> CompletionRequest:
-        """The body of POST /v1/completions for a raw prompt, or for its token ids.
+        """Return the body of POST /v1/completions for a raw prompt, or for its token ids.
 
         Raises:
             InvalidRequest: as the route would.
@@ -67,7 +67,7 @@ class SamplingParams:
     def chat(
         self, model: str, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
     ) -> ChatCompletionRequest:
-        """The body of POST /v1/chat/completions for a conversation.
+        """Return the body of POST /v1/chat/completions for a conversation.
 
         Args:
             model: its name.

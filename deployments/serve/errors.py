@@ -12,7 +12,10 @@ CALL_ERRORS = (RayError, RayServeException, grpc.RpcError)
 
 
 def first_line(error: BaseException) -> str:
-    """The cause in one line; Ray's texts carry whole remote tracebacks."""
+    """Return the cause in one line.
+
+    Ray's texts carry whole remote tracebacks.
+    """
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {' '.join((error.details() or '').split())}"
     inner = getattr(error, "cause", None)

@@ -109,7 +109,7 @@ class Totals:
         self._last = dict.fromkeys(counters, 0.0)
 
     def begin_anew(self) -> None:
-        """The totals begin at 0 again, and the counters go on."""
+        """Begin the totals at 0 again; the counters go on."""
         self._last = dict.fromkeys(self._counters, 0.0)
 
     def follow(self, totals: Mapping[str, float]) -> None:
@@ -133,13 +133,13 @@ class Meters:
         self._registry = prometheus_client.CollectorRegistry()
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        """A counter; `name` as printed, without the "_total" that is added to it."""
+        """Make a counter; `name` is as printed, without the "_total" that is added to it."""
         names = (*self._fixed, *labels)
         here = prometheus_client.Counter(name, text, names, registry=self._registry)
         return Counter(*self._pair(here, Declaration("counter", name, text, names)))
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        """A gauge."""
+        """Make a gauge."""
         names = (*self._fixed, *labels)
         here = prometheus_client.Gauge(name, text, names, registry=self._registry)
         return Gauge(*self._pair(here, Declaration("gauge", name, text, names)))
@@ -147,7 +147,7 @@ class Meters:
     def histogram(
         self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> Histogram:
-        """A histogram with the upper bounds `buckets`, and one more without a bound."""
+        """Make a histogram with the upper bounds `buckets`, and one more without a bound."""
         names, bounds = (*self._fixed, *labels), tuple(buckets)
         here = prometheus_client.Histogram(
             name, text, names, buckets=bounds, registry=self._registry
@@ -155,13 +155,13 @@ class Meters:
         return Histogram(*self._pair(here, Declaration("histogram", name, text, names, bounds)))
 
     def text(self) -> bytes:
-        """All instruments in Prometheus' text format."""
+        """Return all instruments in Prometheus' text format."""
         return prometheus_client.generate_latest(self._registry)
 
     def _pair(
         self, here: MetricWrapperBase, declaration: Declaration
     ) -> tuple[MetricWrapperBase, Any, Labels]:
-        """The instrument, its twin, and the labels that are fixed."""
+        """Return the instrument, its twin, and the labels that are fixed."""
         if len(declaration.labels) == len(self._fixed):
             here.labels(**self._fixed)  # printed from the start, at 0
         return here, None if self._mirror is None else self._mirror(declaration), self._fixed

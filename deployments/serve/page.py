@@ -35,7 +35,10 @@ class ReplicaPages:
         self._handles = handles
 
     async def text(self) -> bytes:
-        """All their metrics, labelled by replica. Takes at most two seconds; never raises."""
+        """Return all their metrics, labelled by replica.
+
+        It takes at most two seconds and never raises.
+        """
         return await text_of(self._handles, timeout_s=_TIMEOUT_S)
 
 
@@ -47,7 +50,7 @@ async def text_of(handles: Iterable[DeploymentHandle[Any]], *, timeout_s: float)
 
 
 def merged(pages: Iterable[Page]) -> bytes:
-    """One page out of many, each sample with the label `replica`."""
+    """Merge pages into one; each sample has the label `replica`."""
     families: dict[str, Metric] = {}
     for replica, text in pages:
         for family in text_string_to_metric_families(text.decode()):

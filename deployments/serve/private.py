@@ -30,17 +30,20 @@ def writes_json(handler: logging.Handler) -> bool:
 
 
 def power_of_two_choices() -> Any:
-    """The request router that Serve uses by default, a class. In public there is only its base,
-    `ray.serve.request_router.RequestRouter`, which chooses nothing."""
+    """Return the request router that Serve uses by default, a class.
+
+    In public there is only its base, `ray.serve.request_router.RequestRouter`, which chooses
+    nothing.
+    """
     from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 
     return PowerOfTwoChoicesRequestRouter
 
 
 async def replica_results(broadcast: Any) -> list[Any]:
-    """One response for each replica that a broadcast went to, for each to be awaited on its own.
+    """Return a response for each replica that a broadcast went to, each to be awaited on its own.
 
-    The public `results_async` has nobody's answer when one replica is silent.
+    The public `results_async` has no answer at all if one replica is silent.
     """
     return list(await broadcast._fetch_replica_results_async())
 
@@ -60,8 +63,10 @@ def root_url(app_name: str) -> str:
 
 
 def driver_of_this_job() -> int | None:
-    """The process that started the job which this task or actor is of; None: it is this process, or
-    one of another machine. In public only the dashboard lists jobs, which may be missing.
+    """Return the process that started the job of this task or actor.
+
+    None means that it is this process, or one of another machine. In public only the dashboard
+    lists jobs, which may be missing.
     """
     import os
 

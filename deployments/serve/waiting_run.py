@@ -71,7 +71,7 @@ def has_started_this_cluster(pid: int) -> bool:
 
 
 def _command(pid: int) -> Sequence[str]:
-    """The words of a process of this machine; empty: there is none."""
+    """Return the words of a process of this machine; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -25,7 +25,10 @@ def stands_enough(settings: LookaheadSettings, share: float) -> bool:
 
 
 def kept_by_paper(settings: LookaheadSettings, score: TextScore) -> Kept:
-    """All where r >= r_t, else nothing; r is the reward's score as it is."""
+    """Keep all if r >= r_t, else nothing.
+
+    r is the reward's score itself.
+    """
     return "all" if score.score >= settings.reward_threshold else "nothing"
 
 

@@ -17,7 +17,7 @@ _MOST = 0.5  # of the rounds
 
 
 def advice_of(settings: LookaheadSettings, stats: LookaheadStats) -> dict[str, str]:
-    """A text for each sign that a session shows, which names the fields to change.
+    """Return a text for each sign that a session shows, which names the fields to change.
 
     - `low_acceptance`: in more than half of the rounds less than `accept_threshold` of a draft
       stood.

@@ -37,7 +37,7 @@ class PatientDrafter:
         self._drafter.start()
 
     async def draft(self, committed: TokenSequence, num_tokens: int) -> Proposal | None:
-        """A draft of up to `num_tokens`; None: there is none to be had.
+        """Return a draft of up to `num_tokens`; None if there is none.
 
         Raises:
             MaskUnavailable: its masks were waited for in vain.

@@ -76,7 +76,7 @@ class Judge:
         await self._scorer.close()
 
     def _shown(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The text of tokens as a client sees it, and whether it ends with them."""
+        """Return the client's text for the tokens, and whether the answer ends with them."""
         request = self._request
         is_end = len(ids) >= request.max_tokens
         if ids and ids[-1] in self._eos_ids:

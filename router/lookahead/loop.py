@@ -62,7 +62,7 @@ async def run_lookahead(session: LookaheadSession) -> AsyncGenerator[Delta, None
 
 
 async def _next_tokens(session: LookaheadSession) -> tuple[str, list[int]]:
-    """The state that is visited, and the tokens that it gives."""
+    """Return the state that is visited, and the tokens that it gives."""
     budget = session.settings.budget
     if 0 < budget <= session.num_target_passes:
         session.is_budget_spent = True
@@ -78,7 +78,7 @@ async def _next_tokens(session: LookaheadSession) -> tuple[str, list[int]]:
 
 
 async def _speculate(session: LookaheadSession) -> tuple[str, list[int]]:
-    """A round of CDSL: draft, verify, judge, decide."""
+    """Do a round of CDSL: draft, verify, judge, decide."""
     settings, num_left = session.settings, session.stops.remaining_tokens
     assert session.drafter is not None, "nobody drafts"
     proposal = await session.drafter.draft(session.committed, min(settings.length, num_left))
@@ -98,7 +98,7 @@ async def _speculate(session: LookaheadSession) -> tuple[str, list[int]]:
 async def _decide(
     session: LookaheadSession, draft: Sequence[int], verdict: Verdict, stands: list[int]
 ) -> tuple[str, list[int]]:
-    """The state of a round, and what is kept of the draft."""
+    """Return the state of a round, and the kept part of the draft."""
     if not draft:
         return "no_draft", []
     if not stands_enough(session.settings, share_accepted(draft, verdict)):
@@ -125,7 +125,7 @@ async def judged(session: LookaheadSession, stands: list[int]) -> list[int]:
 async def _look_ahead(
     session: LookaheadSession, candidates: Sequence[tuple[int, float]]
 ) -> list[int]:
-    """A step of CDLH: roll the candidates out, score their futures, take the best.
+    """Do a step of CDLH: roll the candidates out, score their futures, take the best.
 
     Args:
         session: whose text goes on.
@@ -160,9 +160,9 @@ async def _look_ahead(
 
 
 async def _gain(session: LookaheadSession, future: Sequence[int], value: float) -> list[int]:
-    """The shortest beginning of a future that is worth as much; one token where that is nothing.
+    """Return the shortest beginning of a future with its whole value; one token if it has none.
 
-    What it is worth is worth it from there on too, and what follows is foreseen again.
+    The rest has the same value from there on, and later tokens are predicted again.
     """
     beginnings = [future[:length] for length in range(len(future))]
     without, *scores = await session.judge.scores(beginnings)
@@ -181,5 +181,5 @@ async def _run_plainly(session: LookaheadSession) -> list[int]:
 
 
 def _likeliest(verdict: Verdict) -> Sequence[tuple[int, float]]:
-    """The likeliest next tokens of those allowed, with their log-probabilities."""
+    """Return the likeliest allowed next tokens, with their log-probabilities."""
     return verdict.logprobs[0].top

@@ -66,7 +66,10 @@ class LookaheadSession:
         return sum(branch.num_passes for branch in (self.target, *self.rollouts))
 
     def note_forced(self, tokens: Sequence[int], forced: Forced) -> None:
-        """The grammar says what must follow; at its edge tokens may merge with what is free."""
+        """Note the tokens that the grammar forces.
+
+        At their edge tokens may merge with free text.
+        """
         self.forced = forced.tokens[: forced.num_settled]
 
     async def roll_out(self, candidates: Sequence[int]) -> list[list[PlainStep]]:
@@ -201,7 +204,10 @@ def _session(
 def _masks(
     request: GenerationRequest, services: Services, generated: TokenSequence
 ) -> RemoteConstrainer | None:
-    """The matcher of the text. Roll-outs have no other: their masks are walked on copies of it."""
+    """Return the matcher of the text.
+
+    Roll-outs have no other: their masks are walked on copies of it.
+    """
     if request.grammar is None or services.constraint_pool is None:
         return None
     return RemoteConstrainer(
@@ -231,7 +237,7 @@ def _drafter(
     committed: TokenSequence,
     masks: MaskAccess | None,
 ) -> PatientDrafter:
-    """The draft model that the request names, or the first.
+    """Return the draft model that the request names, or the first.
 
     Raises:
         InvalidRequest: it is not there.

@@ -75,7 +75,7 @@ class RankHits:
         self._hits = [_PRIOR_WEIGHT * share for share in _PRIOR_HITS]
 
     def observe(self, rank: int | None) -> None:
-        """A drafted token was wrong, and the candidate of this rank right; None: none of them."""
+        """Note that a drafted token was wrong, and the rank of the right candidate, if any."""
         self._num_wrong = _POOL_FORGETTING * self._num_wrong + 1.0
         self._hits = [_POOL_FORGETTING * hits for hits in self._hits]
         if rank is not None and rank < len(self._hits):
@@ -146,7 +146,7 @@ class AcceptanceEstimate:
         return self._pool.beside
 
     def observe_presence(self, num_missed: int) -> None:
-        """A draft was asked for: it came (0), or the target went on alone for so many passes."""
+        """Note that a requested draft came (0), or how many passes the target made alone."""
         self._presence.observe(num_missed)
         self._pool.observe_presence(num_missed)
 

@@ -48,7 +48,7 @@ class RouterPlanner:
         self._replicas: dict[str, ReplicaPlanner] = {}
 
     def replica(self, name: str) -> ReplicaPlanner:
-        """The planner of the sessions on a target replica."""
+        """Return the planner of the sessions on a target replica."""
         if name not in self._replicas:
             self._replicas[name] = ReplicaPlanner(self.costs, self.stats, self._clock, self._pinned)
         return self._replicas[name]
@@ -180,7 +180,10 @@ class PlannedSession:
         return min(steps[0] << min(self._num_plain, 8), steps[1])
 
     def length_by(self, plan: JointPlan, version: int) -> int:
-        """Its k by a plan; kept while plan and room stay and its survival is hardly newer."""
+        """Return its k by a plan.
+
+        It is kept while plan and room stay and its survival is hardly newer.
+        """
         if self._length_of != (version, self.limit) or self._num_new >= _REFRESH:
             is_free = self.drafter is not None and self.drafter.is_free
             self._survival = self.survival()

@@ -160,7 +160,7 @@ class PassCosts:
         return costs.a_row_ms * costs.num_sessions / costs.step_ms
 
     def step_share(self, name: str, larger: str) -> float:
-        """A step of one drafter, as a share of a step of another; 0 while either is unknown."""
+        """Return the time of one drafter's step over another's; 0 while either is unknown."""
         costs, others = self._drafters.get(name), self._drafters.get(larger)
         if costs is None or others is None or others.step_ms <= 0.0:
             return 0.0

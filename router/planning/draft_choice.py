@@ -52,7 +52,7 @@ class DraftChoice:
         key: str,
         max_length: int,
     ) -> str:
-        """The name of a session's draft model.
+        """Return the name of a session's draft model.
 
         Args:
             drafts: of which one is chosen, at least one.
@@ -101,7 +101,7 @@ class DraftChoice:
 
 
 def pinned_draft(names: Sequence[str], shares: Mapping[str, float], key: str) -> str | None:
-    """The draft model that the session `key` is pinned to; None: it may be chosen.
+    """Return the draft model that the session `key` is pinned to; None if it may be chosen.
 
     Keys are spread evenly over [0, 1), of which each draft model in turn has its share.
     """

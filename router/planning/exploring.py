@@ -85,21 +85,24 @@ class Stretches:
         self._next_s = now_s + _ROUNDS[mode] * round_ms / 1e3 / _STRETCHING
 
     def count_down(self, *, is_waiting: bool) -> None:
-        """One round less; those that wait for a drafter count for little."""
+        """Count a round; those that wait for a drafter count for little."""
         self._num_waits += is_waiting
         self._num_left -= not is_waiting
         if self._num_waits > _WAITS * self._num_rounds:
             self._num_left = 0
 
     def note_loss(self, lost_ms: float, now_s: float, *, is_promising: bool) -> None:
-        """A round of the newest stretch is over, and each session lost so much by it."""
+        """Note that a round of the newest stretch is over, and the loss of each session."""
         self._lost_ms += lost_ms
         pause_s = max(self._lost_ms / 1e3 / _LOSING, (now_s - self._began_s) / _STRETCHING)
         factor = 1 if is_promising else _HOPELESS
         self._next_s = now_s + pause_s * factor * _early(self._num_begun)
 
     def restart(self, now_s: float, round_ms: float) -> None:
-        """The mode has changed, by what is known of both: try again soon, but not at once."""
+        """Restart after a change of mode.
+
+        The next try is soon, but not at once.
+        """
         self._num_begun = 0
         self._next_s = now_s + round_ms / 1e3 / _STRETCHING
 
@@ -142,7 +145,7 @@ class ShadowTurn:
         return True
 
     def end(self, elapsed_ms: float, now_s: float, *, is_promising: bool) -> None:
-        """The session gives its turn back; the draft took so long."""
+        """Take the turn back from the session; the draft took `elapsed_ms`."""
         self.session = None
         if elapsed_ms > 0.0:
             # Rounds differ by more than that, so it is the mean that counts.
@@ -154,7 +157,7 @@ class ShadowTurn:
         self._next_s = now_s + paid_s / _SHADOWING * factor * _early(self._num_begun)
 
     def restart(self, now_s: float) -> None:
-        """The mode has changed: shadow drafts may begin at once."""
+        """Restart after a change of mode: shadow drafts may begin at once."""
         self._num_begun, self._next_s = 0, now_s
 
 

@@ -49,7 +49,10 @@ class FixedPlanner:
         return RoundPlan(min(self._num_draft_tokens, max_draft_tokens), 0, reason="fixed")
 
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
-        """A fixed length learns nothing, here and below."""
+        """Do nothing.
+
+        A fixed length learns nothing, here and below.
+        """
 
     def observe_beside(self, drafter: DrafterTraits, rank: int | None) -> None:
         """See `observe`."""
@@ -67,4 +70,4 @@ class FixedPlanner:
         """See `observe`."""
 
     def leave(self, num_tokens: int = 0) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is no group to leave."""

@@ -45,11 +45,11 @@ class Costs(Protocol):
     """
 
     def pass_ms(self, num_rows: float) -> float:
-        """A target pass of so many rows."""
+        """Return the time of a target pass of so many rows."""
         ...
 
     def step_ms(self, num_sessions: float) -> float:
-        """A draft step for so many sessions."""
+        """Return the time of a draft step for so many sessions."""
         ...
 
 
@@ -137,7 +137,7 @@ def best_drafting_plan(
     overhead_ms: Callable[[int], float],
     text_tokens: float = math.inf,
 ) -> JointPlan | None:
-    """The best plan that drafts; None where no session can or nothing is known of time.
+    """Return the best plan that drafts; None if no session can or no time is known.
 
     `overhead_ms` is by depth, `text_tokens` how long texts are.
 
@@ -207,7 +207,7 @@ class _Curve:
         self._values: list[float] = []
 
     def at(self, num_rows: float) -> float:
-        """The time of so many draft rows."""
+        """Return the time of so many draft rows."""
         below = int(num_rows)
         values = self._values
         while len(values) <= below + 1:
@@ -297,10 +297,10 @@ class _Rounds:
         return best
 
     def _engine_ms(self, num_rows: float, depth: int) -> float:
-        """All in one pass, or in two halves of which one drafts while the other is verified.
+        """Return the time of all in one pass, or in two halves that draft and verify in turn.
 
-        Engines bring sessions together where that is better (`models.scheduler.batch_window`); they
-        do not part them where it is not, so how often they are apart is measured.
+        Engines bring sessions together if that is better (`models.scheduler.batch_window`). They do
+        not part them if it is not, so the share of time apart is measured.
         """
         together_ms = self._pass_ms.at(num_rows) + depth * self._step_ms
         if self._apart == 0.0:
@@ -320,10 +320,10 @@ class _Rounds:
         return (of_texts - lost) / round_ms
 
     def _min_survival(self, last: float, following: float, num_rows: float, rate: float) -> float:
-        """The survival that parts what was admitted from what was not.
+        """Return the survival that separates admitted tokens from others.
 
-        Between the two it is what a row costs at the plan's rate: where all that was offered was
-        admitted, that alone says what a further token would have to be worth.
+        Between the two it is the cost of a row at the plan's rate. If all offered tokens were
+        admitted, that alone is the value that a further token would need.
         """
         row_price = rate * (self._pass_ms.at(num_rows + 1) - self._pass_ms.at(num_rows))
         return min(last, max(row_price, (last + following) / 2, _LEAST_SURVIVAL))

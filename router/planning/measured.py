@@ -77,7 +77,10 @@ class Overheads:
             self._weigh_anew()
 
     def _weigh_anew(self) -> None:
-        """The newest round weighs 1 again; what hardly weighs anything beside it is forgotten."""
+        """Scale the weights so that the newest round weighs 1 again.
+
+        Rounds with hardly any weight beside it are dropped.
+        """
         newest, self._newest = self._newest, 1.0
         scaled = {at: (w / newest, moment / newest) for at, (w, moment) in self._sums.items()}
         self._sums = {at: sums for at, sums in scaled.items() if sums[0] > _FORGOTTEN}
@@ -100,12 +103,15 @@ class Overheads:
 
 
 def _features(num_sessions: int, depth: int) -> tuple[float, ...]:
-    """A level, depth, sessions and both: what is not known yet is taken as a level mostly."""
+    """Return a level, depth, sessions and both.
+
+    Unknown effects are taken as a level mostly.
+    """
     return 1.0, depth / _SCALE, num_sessions / _SCALE, num_sessions * depth / _SCALE**2
 
 
 def _solved(rows: list[list[float]]) -> list[float]:
-    """The solution of linear equations, each a row whose last number is its right-hand side.
+    """Solve linear equations, each a row whose last number is its right-hand side.
 
     They are of a positive definite matrix, so that no pivot is looked for.
     """
@@ -198,7 +204,7 @@ class Gains:
         sums.add(num_tokens, elapsed_ms / 1e3, self._clock())
 
     def by_task(self) -> dict[TaskClass, Gain]:
-        """The gain of each task class that had a round."""
+        """Return the gain of each task class that had a round."""
         tasks = dict.fromkeys(task for task, _ in self._sums)
         return {task: self._gain(task) for task in tasks}
 

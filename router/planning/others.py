@@ -38,6 +38,9 @@ class OthersEstimate:
         self._our_share += _SMOOTHING * (min(share, 1.0) - self._our_share)
 
     def now(self, names: Iterable[str]) -> Others:
-        """The load for a round that the drafters `names` draft for: at the busiest of them."""
+        """Return the load for a round that the drafters `names` draft for.
+
+        It is that of the busiest one.
+        """
         drafting = [self._drafting[name] for name in names if name in self._drafting]
         return Others(self._sessions, self._rows, max(drafting, default=0.0), self._our_share)

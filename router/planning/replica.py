@@ -242,7 +242,7 @@ class ReplicaPlanner:
         )
 
     def _promised(self, mode: Mode, asked: RoundPlan) -> RoundPlan:
-        """A round of `mode` with what the newest plan promises of it."""
+        """Return a round of `mode` with the newest plan's promise."""
         plan = self.plans.get(mode)
         return msgspec.structs.replace(
             asked,
@@ -257,7 +257,10 @@ class ReplicaPlanner:
         )
 
     def _min_survival(self, plan: JointPlan | None) -> float:
-        """No token survives with so much where a round is to have no drafts at all."""
+        """Return the least survival of a plan's tokens.
+
+        It is infinite, so that no token survives, if a round is to have no drafts.
+        """
         if self._stretches.is_on and self.arm is Mode.PLAIN:
             return math.inf
         return 0.0 if plan is None else plan.min_survival

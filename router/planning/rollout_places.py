@@ -93,7 +93,10 @@ class RolloutPlaces:
 
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[None, None]:
-        """An ordinary stream runs within the block, whose pace is kept."""
+        """Run an ordinary stream within the block.
+
+        Its pace is kept.
+        """
         self._num_streams += 1
         try:
             yield

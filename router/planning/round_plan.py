@@ -94,9 +94,9 @@ class Misses:
         self._num_misses = 0  # since a draft was last right
 
     def next_plan(self, missed: RoundPlan, num_own_tokens: float = 0.0) -> RoundPlan:
-        """The plan of a round after one more miss, in place of the plan that was `missed`.
+        """Return the plan of a round after one more miss, in place of the plan that was `missed`.
 
-        `num_own_tokens` are accepted a step of what the target drafts itself.
+        `num_own_tokens` is the number of the target's own draft tokens that are accepted a step.
         """
         run_on = min(1 + self._num_misses // 2, PLAIN_STEPS[0])
         if num_own_tokens >= _MANY_OWN:
@@ -114,5 +114,5 @@ class Misses:
         )
 
     def end(self) -> None:
-        """A draft was right: the next miss is the first again."""
+        """End the misses, because a draft was right: the next one is the first again."""
         self._num_misses = 0

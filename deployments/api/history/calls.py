@@ -32,7 +32,7 @@ class CarriedCall(BaseModel):
 
 
 def read_call(raw: Any, name: str = _UNNAMED) -> CarriedCall | None:
-    """A call as OpenAI, Anthropic and others write it; None: nothing is called.
+    """Read a call in the form of OpenAI, Anthropic or others; None if nothing is called.
 
     Args:
         raw: the call.
@@ -54,7 +54,7 @@ def read_call(raw: Any, name: str = _UNNAMED) -> CarriedCall | None:
 
 
 def id_of(raw: Mapping[str, Any]) -> str | None:
-    """The id of a call, or of the call that a result is of; None: there is none."""
+    """Return the id of a call, or of the call that a result belongs to; None if there is none."""
     # An item of a response has an id of its own beside that of the call.
     names = ("call_id", *_IDS) if "call_id" in raw else _IDS
     ids = (raw.get(name) for name in names)
@@ -62,13 +62,13 @@ def id_of(raw: Mapping[str, Any]) -> str | None:
 
 
 def text_at(raw: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """The first text that is not empty under one of the names; empty: there is none."""
+    """Return the first text that is not empty under one of the names; "" if there is none."""
     texts = (raw.get(name) for name in names)
     return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """The arguments of a call: an object, or its JSON text; none where it is neither."""
+    """Read the arguments of a call: an object, or its JSON text; none if it is neither."""
     if isinstance(value, str):
         try:
             value = json.loads(value, strict=False)

@@ -26,7 +26,7 @@ _THOUGHT = ("thinking", "reasoning", "reasoning_content", "text", "content")
 
 
 def written_text(content: Any, between: str = "\n", where: str = "") -> str:
-    """The text of a string or a list of text parts, joined by `between`; all else is refused.
+    """Return the text of a string or a list of text parts, joined by `between`; refuse all else.
 
     Args:
         content: the content.
@@ -66,7 +66,7 @@ class Said:
 
 
 def said_in(content: Any) -> Said:
-    """The text, reasoning and calls in the content of an assistant's turn, whatever it is."""
+    """Return the text, reasoning and calls in an assistant's turn, whatever its content is."""
     said = Said()
     for part in content if isinstance(content, list) else [content]:
         if not isinstance(part, dict):
@@ -83,7 +83,7 @@ def said_in(content: Any) -> Said:
 
 
 def thought_in(value: Any, depth: int = _MAX_NESTED) -> str:
-    """The reasoning in a field or part: a text, parts of one, or nothing that can be read."""
+    """Return the reasoning in a field or part: a text, parts of one, or "" if it is unreadable."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and depth:
@@ -125,7 +125,7 @@ def _result_part(part: Any, depth: int) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as text: a string as it is, all else as JSON."""
+    """Return a value as text: a string as it is, all else as JSON."""
     if isinstance(value, str):
         return value
     try:

@@ -57,7 +57,7 @@ class _Written:
     content: Any
 
     def read(self) -> str | None:
-        """The text; refuses what is none."""
+        """Return the text; refuse other content."""
         return written_text(self.content)
 
 
@@ -69,7 +69,7 @@ class _Carried:
     text: str | None
 
     def read(self) -> str | None:
-        """The text; refuses too long a list."""
+        """Return the text; refuse too long a list."""
         check_number(self.content)
         return self.text
 
@@ -180,7 +180,7 @@ def _answered(raw: dict[str, Any]) -> str | None:
 
 
 def _of_writer(raw: dict[str, Any]) -> dict[str, Any]:
-    """The text of a turn that somebody writes, and the results of tools that stand in it."""
+    """Return the text of a turn that a person writes, and the results of tools within it."""
     content = raw.get("content")
     if content is None:
         return {}
@@ -222,7 +222,10 @@ def _of_assistant(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _distinct(raw_calls: list[Any]) -> tuple[CarriedCall, ...]:
-    """The calls; one that stands in the content too is one call."""
+    """Return the distinct calls.
+
+    A call that stands in the content too is one call.
+    """
     calls: dict[object, CarriedCall] = {}
     for index, raw in enumerate(raw_calls):
         call = read_call(raw)

@@ -16,7 +16,7 @@ Turn = dict[str, Any]
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """The messages as templates read them."""
+    """Convert the messages for templates."""
     book = _Calls()
     turns: list[Turn] = []
     for message in messages:
@@ -37,14 +37,14 @@ class _Calls:
         self._num_made = 0
 
     def call(self, call: CarriedCall) -> Turn:
-        """A call as templates read it."""
+        """Convert a call for templates."""
         call_id = self._new_id() if call.id is None else call.id
         self._open[call_id] = call.name
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": call_id, "type": "function", "function": function}
 
     def result(self, call_id: str | None, name: str | None, text: str | None) -> Turn:
-        """A result as templates read it."""
+        """Convert a result for templates."""
         if call_id is None:
             named = (one for one, called in self._open.items() if called == name)
             call_id = next(named, None) or next(iter(self._open), None) or self._new_id()

@@ -76,7 +76,7 @@ def lookahead_of(
 
 
 def rule_of(request: GenerationFields, default: str) -> str:
-    """The rule by which drafts are verified: the look-ahead's, where there are any."""
+    """Return the rule by which drafts are verified: the look-ahead's, if there is one."""
     asked = request.lookahead
     return default if asked is None or asked.method == "off" else _RULES[asked.verification]
 

@@ -22,7 +22,7 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 @lru_cache(maxsize=1)
 def _page() -> tuple[bytes, dict[str, str]]:
-    """The file and the headers that hold a browser to it."""
+    """Read the file and the headers that bind a browser to it."""
     text = _FILE.read_text(encoding="utf-8")
     inline = {tag: _source(content) for tag, content in _INLINE.findall(text)}
     policy = (
@@ -39,12 +39,12 @@ def _page() -> tuple[bytes, dict[str, str]]:
 
 
 def _source(content: str) -> str:
-    """An inline element as a source of a content security policy (CSP level 2, section 4.2)."""
+    """Return an inline element as a source of a content security policy (CSP level 2, 4.2)."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def docs_page() -> Response:
-    """The page."""
+    """Return the page."""
     text, headers = _page()
     return Response(text, media_type="text/html; charset=utf-8", headers=headers)

@@ -26,7 +26,7 @@ Item = dict[str, Any]
 
 
 def _messages(content: Any) -> list[Item]:
-    """The messages of a text or of a list of items, as chat completions have them."""
+    """Convert a text or a list of items to the messages of chat completions."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
@@ -109,7 +109,7 @@ class _Turns:
             self._result(item, result)
 
     def _turn_of_calls(self) -> Item:
-        """The assistant's turn that a call belongs to."""
+        """Return the assistant's turn that a call belongs to."""
         if not self.messages or self.messages[-1]["role"] != "assistant" or self._thought:
             self.messages.append({"role": "assistant", "content": None})
             if self._thought:

@@ -62,7 +62,7 @@ logger = logging.getLogger("ray.serve")
 
 
 def responses_job(body: bytes, model: ServedModel) -> Job:
-    """The job of POST /v1/responses; raises what refuses it."""
+    """Return the job of POST /v1/responses, or raise its refusal."""
     asked = with_defaults(parse(body, ResponsesRequest), model.sampling)
     request_id = f"resp_{uuid.uuid4().hex}"
     try:
@@ -98,14 +98,17 @@ def responses_job(body: bytes, model: ServedModel) -> Job:
 
 
 def named(text: str) -> str:
-    """A message or path with a chat's fields by the names that they have here."""
+    """Rename a chat's fields in a message or path to their names here."""
     for pattern, name in _RENAMED:
         text = pattern.sub(name, text)
     return text
 
 
 def placed(text: str, asked: ResponsesRequest) -> str:
-    """A message or path with the places that tools have in the body, others among them."""
+    """Replace places of tools in a message or path by those in the body.
+
+    The body may have tools of other kinds between them.
+    """
     others = {index for index, _ in asked.other_tools}
     places = [i for i in range(len(asked.tools) + len(others)) if i not in others]
 

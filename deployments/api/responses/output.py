@@ -46,30 +46,30 @@ class OutputItems:
         return self._kind
 
     def taken(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def say(self, text: str, logprobs: Sequence[Logprob] = ()) -> None:
-        """The message goes on, with tokens of its text where they are asked for."""
+        """Continue the message, with tokens of its text if they are requested."""
         self._go_on("message", text, logprobs)
 
     def think(self, text: str) -> None:
-        """The reasoning goes on."""
+        """Continue the reasoning."""
         self._go_on("reasoning", text)
 
     def call(self, name: str, new_id: Callable[[], str]) -> None:
-        """A call begins."""
+        """Begin a call."""
         self.end()
         self._call = {"call_id": new_id(), "name": name}
         self._begin("function_call")
 
     def argue(self, text: str) -> None:
-        """The call's arguments go on."""
+        """Continue the call's arguments."""
         self._add(text)
 
     def end(self, status: Literal["completed", "incomplete"] = "completed") -> None:
-        """The item that grows is over."""
+        """End the item that grows."""
         kind, text = self._kind, "".join(self._texts)
         if kind is None:
             return
@@ -116,7 +116,7 @@ class OutputItems:
         return place if kind == "function_call" else place | {"content_index": 0}
 
     def _item(self, kind: Kind, text: str | None, status: str) -> dict[str, Any]:
-        """The item; `text` None: it has only begun."""
+        """Return the item; `text` None: it has only begun."""
         item: dict[str, Any] = {"id": self._id, "type": kind, "status": status}
         content = [] if text is None else [self._part(kind, text)]
         match kind:

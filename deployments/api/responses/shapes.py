@@ -99,7 +99,7 @@ def _choice(content: Any) -> str:
 
 
 def _named(content: Any) -> str | None:
-    """The name in `{"type": "function", "name": ...}`; None: it is no such."""
+    """Return the name in `{"type": "function", "name": ...}`; None for another value."""
     if not isinstance(content, dict) or content.keys() != {"type", "name"}:
         return None
     name = content["name"]

@@ -26,7 +26,7 @@ _TYPE = b'{"type":"'
 
 
 def encode_named_events(bodies: Iterable[bytes]) -> bytes:
-    """One event for each JSON body, named by the `type` that it begins with."""
+    """Encode each JSON body as an event, named by the `type` that it begins with."""
     return b"".join(b"event: " + _type(body) + b"\ndata: " + body + b"\n\n" for body in bodies)
 
 
@@ -97,7 +97,7 @@ class ResponsesWriter:
         return []
 
     def failed(self, body: bytes) -> bytes:
-        """The event for an error's body; OpenAI's clients raise what its `error` says."""
+        """Return the event for an error's body; OpenAI's clients raise its `error`."""
         error = msgspec.json.decode(body)["error"]
         said = {name: error[name] for name in ("code", "message", "param")}
         return self._encoded([{"type": "error", **said, "error": error}])[0]
@@ -151,7 +151,7 @@ class ResponsesWriter:
         return bodies
 
     def _response(self, finished: Finished | None = None) -> dict[str, Any]:
-        """The response as it stands; before the end without output and usage."""
+        """Return the response so far; before the end it has no output and usage."""
         asked, head = self._asked, self._head
         is_cut = finished is not None and finished.finish_reason == "length"
         status = "in_progress" if finished is None else "incomplete" if is_cut else "completed"

@@ -38,7 +38,7 @@ class Answer(BaseModel):
     )
 
     def to_json(self) -> bytes:
-        """The answer as UTF-8 JSON."""
+        """Return the answer as UTF-8 JSON."""
         return self.model_dump_json(exclude=set(self.optional - self.model_fields_set)).encode()
 
 
@@ -325,7 +325,7 @@ def counts_of(num_prompt_tokens: int, num_completion_tokens: int) -> TokenCounts
 
 
 def usage_of(finished: Finished) -> Usage:
-    """All tokens of a request in OpenAI's words."""
+    """Count all tokens of a request in OpenAI's words."""
     stats, name = finished.speculation, PREDICTION.name
     num_accepted = stats.num_accepted_by.get(name, 0)
     usage = Usage(

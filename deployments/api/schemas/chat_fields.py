@@ -46,7 +46,10 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 def _text(content: Any) -> str:
-    """A text is a string or a list of parts, which follow each other as they are."""
+    """Read a text: a string, or a list of parts.
+
+    Parts follow each other without a separator.
+    """
     return written_text(content, "")
 
 

@@ -134,7 +134,7 @@ class LoosenedPart(BaseModel):
 
 
 def loosened_parts(loosened: Sequence[Loosened]) -> list[LoosenedPart]:
-    """The first of the parts that were not enforced."""
+    """Return the first of the parts that were not enforced."""
     return [
         LoosenedPart(field=one.field, place=one.path, reason=one.reason)
         for one in loosened[:_MAX_LOOSENED]
@@ -142,7 +142,10 @@ def loosened_parts(loosened: Sequence[Loosened]) -> list[LoosenedPart]:
 
 
 def round_shape(details: RoundDetails, name_of: Callable[[int], str]) -> DetailedRound:
-    """A round as JSON has it; `name_of` names a token by its id."""
+    """Shape a round for JSON.
+
+    `name_of` names a token by its id.
+    """
     why = details.why
     return {
         "round": details.number,
@@ -167,7 +170,7 @@ def round_shape(details: RoundDetails, name_of: Callable[[int], str]) -> Detaile
 def token_shape(
     shown: ShownToken, origin: TokenOrigin, name_of: Callable[[int], str]
 ) -> DetailedToken:
-    """A shown token as JSON has it."""
+    """Shape a shown token for JSON."""
     return {
         "offset": shown.offset,
         "token": name_of(shown.logprobs.token),

@@ -103,7 +103,7 @@ def asked_field(
 def asked_grammar(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> Grammar | None:
-    """The constraint that a request asks for; None: free text.
+    """Return the constraint that a request asks for; None for free text.
 
     Raises:
         InvalidRequest: see `asked_field`.

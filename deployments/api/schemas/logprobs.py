@@ -99,7 +99,7 @@ class TokenNames:
 
 
 def chat_logprob(token: ShownToken, names: TokenNames) -> ChatTokenLogprob:
-    """A token of the text as chats and responses have it."""
+    """Shape a token of the text for chats and responses."""
     entry = token.logprobs
     own = _top_logprob(names.of(entry.token), entry.logprob)
     others = [_top_logprob(names.of(token_id), logprob) for token_id, logprob in entry.top]
@@ -155,7 +155,7 @@ class TextLogprobsJson:
         self._append(0, None, self._names.of(token_id).key, None)
 
     def chunks_after(self, first: TextLogprobsJson | None) -> list[bytes]:
-        """The JSON text of `first`, where it is given, and this together."""
+        """Join the JSON texts of `first`, if given, and of this."""
         chunks: list[bytes] = []
         for name, items in self._lists.items():
             chunks.append(f'{"," if chunks else "{"}"{name}":['.encode())

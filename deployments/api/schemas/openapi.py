@@ -224,7 +224,7 @@ class OpenApiPage:
         self._built: tuple[ServedModel, str, bytes] | None = None
 
     def text(self, model: ServedModel, root_path: str) -> bytes:
-        """The page as UTF-8 JSON.
+        """Return the page as UTF-8 JSON.
 
         Args:
             model: what is served.
@@ -238,7 +238,7 @@ class OpenApiPage:
 
 
 def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = "") -> Schema:
-    """The page as JSON has it; see `OpenApiPage`."""
+    """Return the page as a JSON value; see `OpenApiPage`."""
     shapes: set[type[BaseModel]] = {ErrorBody}
     for route in _ROUTES:
         shown = (*route.answers.values(), route.streams)
@@ -263,7 +263,7 @@ def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = ""
 
 
 def own_version() -> str:
-    """The version of this package, as it is installed."""
+    """Return the version of this package, as it is installed."""
     try:
         return version("outrider")
     except PackageNotFoundError:

@@ -125,7 +125,10 @@ def _parts(schema: Schema) -> Iterator[Schema]:
 
 
 def _either(schema: Schema, other: Schema) -> Schema:
-    """Either of two; what is said about the first stays on the outside."""
+    """Allow either of two schemas.
+
+    The description of the first stays on the outside.
+    """
     outside: Schema = {
         key: schema[key] for key in ("title", "description", "default") if key in schema
     }

@@ -58,7 +58,10 @@ def _listed_stop(stop: Any) -> list[str]:
 
 
 def _listed_prompts(prompt: Any) -> list[str | list[int]]:
-    """A prompt is a string or token ids; a list holds several of one kind."""
+    """List the prompts.
+
+    A prompt is a string or token ids; a list holds several of one kind.
+    """
     prompt = [integers(item) for item in integers(prompt)] if isinstance(prompt, list) else prompt
     prompts = prompt if _is_list_of(prompt, str | list) else [prompt]
     for index, one in enumerate(prompts):
@@ -301,7 +304,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
     def to_json(self) -> bytes:
-        """The body as UTF-8 JSON."""
+        """Return the body as UTF-8 JSON."""
         return self.model_dump_json().encode()
 
 
@@ -359,10 +362,9 @@ _STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
 
 
 def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
-    """The HTTP answer for an error: the only place where a status is chosen.
+    """Return the HTTP answer for an error: the only place that chooses a status.
 
-    An error that is the server's own fault (500) says no more than the id under which it was
-    logged.
+    An error that is the server's own fault (500) shows only the id under which it was logged.
     """
     status, kind = next(
         ((status, kind) for cls, status, kind in _STATUSES if isinstance(error, cls)),

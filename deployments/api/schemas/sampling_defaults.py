@@ -56,7 +56,7 @@ class SamplingDefaults(Section):
 def sampling_defaults(
     source: str, of_checkpoint: Mapping[str, Any], overrides: SamplingDefaults
 ) -> SamplingDefaults:
-    """The defaults that a config asks for.
+    """Return the defaults that a config asks for.
 
     Args:
         source: `auto`, `vllm` (none), or a folder with the file.
@@ -84,7 +84,7 @@ def sampling_defaults(
 
 
 def with_defaults(request: Asked, defaults: SamplingDefaults) -> Asked:
-    """The request with the model's defaults for the fields that it does not have."""
+    """Fill fields that the request does not have with the model's defaults."""
     lookahead = getattr(request, "lookahead", None)
     is_steered = lookahead is not None and lookahead.method != "off"
     added = {

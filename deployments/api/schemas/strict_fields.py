@@ -32,7 +32,7 @@ class StrictFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _present(cls, content: Any) -> Any:
-        """The fields that are there."""
+        """Return the fields that are present."""
         if not isinstance(content, dict):
             return content
         check_number_of_fields(content)
@@ -71,19 +71,19 @@ def check_number_of_fields(content: Mapping[str, Any]) -> None:
 
 
 def integral(value: Any) -> Any:
-    """The value, as an integer where it is a number without a fraction."""
+    """Return the value, as an integer if it is a number without a fraction."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def integers(items: Any) -> Any:
-    """The list, its items as `integral` reads them."""
+    """Return the list with its items read by `integral`."""
     if isinstance(items, list) and any(isinstance(item, float) for item in items):
         return [integral(item) for item in items]
     return items
 
 
 def without_nulls(value: Any, depth: int = 8) -> Any:
-    """The same without the members of objects that are null, so many levels deep.
+    """Remove members of objects that are null, so many levels deep.
 
     It is for fields of this server that no shape reads, which nest no deeper.
     """
@@ -119,7 +119,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def shown(value: object) -> str:
-    """A refused value as JSON, cut to a length that fits in a message."""
+    """Show a refused value as JSON, cut to a length that fits in a message."""
     text = ""
     for piece in _ENCODER.iterencode(value):  # not to its end, which may be far
         text += piece

@@ -52,7 +52,7 @@ def check_depth(value: Any) -> Any:
 
 
 def _read_parameters(content: Any, info: ValidationInfo) -> Any:
-    """The schema of a `strict` function as it must be; of another, whatever was sent."""
+    """Check the schema of a `strict` function; leave any other as it was sent."""
     if info.data.get("strict") is not True:
         return _DEEPER if is_deep(content) else content
     if not isinstance(content, dict):
@@ -95,7 +95,7 @@ class Tool(StrictFields):
     function: FunctionDefinition
 
     def as_template_reads_it(self) -> dict[str, Any]:
-        """The tool for a chat template, in OpenAI's order of keys."""
+        """Return the tool for a chat template, in OpenAI's order of keys."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -152,7 +152,7 @@ def mode_and_names(choice: str) -> tuple[str, tuple[str, ...]]:
 
 
 def callable_tools(tools: Sequence[Tool], choice: str) -> list[tuple[int, Tool]]:
-    """The tools that a choice lets be called, with their places in the list."""
+    """Return the tools that a choice allows, with their places in the list."""
     mode, names = mode_and_names(choice)
     if mode == "none":
         return []
@@ -164,8 +164,10 @@ def callable_tools(tools: Sequence[Tool], choice: str) -> list[tuple[int, Tool]]
 
 
 def _read_choice(choice: Any) -> str:
-    """A word of `CHOICES`, `=` and the name of the tool that must be called, or as
-    `allowed_choice` writes it."""
+    """Read a choice: a word of `CHOICES`, or `=` and the name of the required tool.
+
+    Several tools are written like `allowed_choice` does.
+    """
     choice = without_nulls(choice)
     if isinstance(choice, str) and choice in CHOICES:
         return choice
@@ -189,7 +191,7 @@ def _read_choice(choice: Any) -> str:
 
 
 def _named(content: Any) -> str | None:
-    """The name in `{"type": "function", "function": {"name": ...}}`; None: it is no such."""
+    """Return the name in `{"type": "function", "function": {"name": ...}}`; None for others."""
     if not isinstance(content, dict) or content.keys() != {"type", "function"}:
         return None
     function = content["function"]

@@ -23,7 +23,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def tokenized(body: bytes, model: ServedModel) -> bytes:
-    """The answer to POST /tokenize, a `TokenizeAnswer`.
+    """Return the answer to POST /tokenize, a `TokenizeAnswer`.
 
     Raises:
         InvalidRequest: it has no text or two, or fields contradict each other.
@@ -46,7 +46,7 @@ def tokenized(body: bytes, model: ServedModel) -> bytes:
 
 
 def detokenized(body: bytes, model: ServedModel) -> bytes:
-    """The answer to POST /detokenize, a `DetokenizeAnswer`.
+    """Return the answer to POST /detokenize, a `DetokenizeAnswer`.
 
     Raises:
         InvalidRequest: a token id is outside the vocabulary.
@@ -91,7 +91,10 @@ def _check_chat_fields(asked: TokenizeRequest) -> None:
 
 
 def _text(ids: list[int], tokenizer: Tokenizer) -> str:
-    """All of the text: a special token stands in it by its name."""
+    """Return the whole text.
+
+    Special tokens stand in it by their names.
+    """
     texts, before = [], list[int]()
     for is_special, run in groupby(ids, tokenizer.is_special):
         part = list(run)

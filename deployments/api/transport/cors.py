@@ -19,7 +19,7 @@ _MAX_AGE_S = 600  # how long a browser need not ask again
 
 
 def cors(origins: Sequence[str]) -> list[Middleware]:
-    """The middleware that lets pages of `origins` in; without any, none."""
+    """Return the middleware that admits pages of `origins`; empty without any."""
     if not origins:
         return []
     return [

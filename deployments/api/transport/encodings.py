@@ -153,7 +153,10 @@ class _Inflating:
 
 
 def _bits(encoding: str, data: bytes) -> int:
-    """The kind of stream. Many clients leave out the header that deflate has by the standard."""
+    """Return the kind of stream.
+
+    Many clients leave out the header that deflate has by the standard.
+    """
     if encoding == "gzip":
         return _GZIP_BITS
     has_header = data[0] & 0x0F == zlib.DEFLATED and int.from_bytes(data[:_HEAD_BYTES]) % 31 == 0

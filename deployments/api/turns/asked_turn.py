@@ -57,7 +57,7 @@ class AskedTurn:
 def asked_turn(
     request: ChatCompletionRequest, formats: TurnFormats, tokenizer: Tokenizer, prompt_end: str
 ) -> AskedTurn:
-    """The turn after a prompt.
+    """Return the turn after a prompt.
 
     Args:
         request: with its fields about tools checked.
@@ -120,10 +120,10 @@ def _turn(request: ChatCompletionRequest, formats: TurnFormats, prompt_end: str)
 
 
 def _arguments_schema(parameters: Any) -> str:
-    """The JSON text of the schema that a call's arguments are written by.
+    """Return the JSON text of the schema for a call's arguments.
 
-    A function takes the parameters that its schema lists: where that does not say whether there
-    may be others, none are written. What only describes is for the prompt, not for the grammar.
+    A function takes the parameters that its schema lists. If the schema does not say whether there
+    may be others, none are written. Descriptions are for the prompt, not for the grammar.
     """
     if isinstance(parameters, list | str | int | float):  # no schema, or `true`: see `loose.py`
         return json.dumps(parameters if parameters is not True else {"type": "object"})
@@ -137,7 +137,7 @@ def _arguments_schema(parameters: Any) -> str:
 
 
 def _body(grammar: Grammar) -> str:
-    """A constraint as a rule's right side in Lark's notation; empty: it cannot be one."""
+    """Return a constraint as a rule's right side in Lark's notation; "" if it cannot be one."""
     if grammar != Grammar(kind=grammar.kind, text=grammar.text):  # it has options of its own
         return ""
     match grammar.kind:
@@ -155,7 +155,7 @@ def _body(grammar: Grammar) -> str:
 
 
 def _escaped(part: re.Match[str]) -> str:
-    """A part of a pattern as it stands between slashes on one line."""
+    """Escape a part of a pattern for its place between slashes on one line."""
     if part[0] in ("\n", "\\\n"):
         return "\\n"
     return "\\/" if part[0] == "/" else part[0]

@@ -41,7 +41,7 @@ class TurnWriter:
             self._take(self._reader.push(text))
 
     def message(self) -> AssistantMessage:
-        """The whole message."""
+        """Return the whole message."""
         if self._reader is None:
             return AssistantMessage(content="".join(self._said))
         self._take(self._reader.end())
@@ -99,7 +99,7 @@ class TurnWriter:
                     self._calls[piece.index][1].append(piece.text)
 
     def _joined(self, pieces: list[Piece]) -> list[ChatDelta]:
-        """One delta for each run of text, of reasoning, or of one call."""
+        """Join pieces to one delta for each run of text, of reasoning, or of one call."""
         deltas: list[ChatDelta] = []
         for piece in pieces:
             last = deltas[-1] if deltas else {}

@@ -30,7 +30,7 @@ class OfList(BaseModel):
 
 
 def with_probabilities(body: bytes, values: Sequence[ChoiceProbability]) -> bytes:
-    """The JSON object of a choice with its probabilities as its last key, where it has any."""
+    """Add a choice's probabilities to its JSON object as the last key, if it has any."""
     if not values:
         return body
     listed = b",".join(value.model_dump_json().encode() for value in values)
@@ -38,7 +38,10 @@ def with_probabilities(body: bytes, values: Sequence[ChoiceProbability]) -> byte
 
 
 def probabilities_of(choices: Sequence[str], delta: Delta) -> list[ChoiceProbability]:
-    """Those of a list; none where they were not asked for (no `choices`) or came before."""
+    """Return the probabilities of a list.
+
+    They are empty if they were not requested (no `choices`) or came before.
+    """
     if not choices or not delta.choice_logprobs:
         return []
     highest = max(delta.choice_logprobs)

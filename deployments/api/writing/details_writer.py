@@ -105,7 +105,7 @@ class DetailsWriter:
 
 
 def _with(body: bytes, records: Sequence[_Record]) -> list[bytes]:
-    """A JSON object with the member, in chunks."""
+    """Add the member to a JSON object, in chunks."""
     chunks = [body[:-1] + _BEFORE]
     for number, record in enumerate(records):
         chunks += [b","] if number else []

@@ -52,7 +52,7 @@ def items_in_one(*parts: JsonItems) -> list[bytes]:
 def with_value(
     body: bytes, key: str, chunks: Iterable[bytes], *, instead: str = "null"
 ) -> list[bytes]:
-    """A JSON object with the JSON text `chunks` as the value of its first `key`.
+    """Put the JSON text `chunks` into a JSON object as the value of its first `key`.
 
     Args:
         body: the object with `instead` as that value, without white space.
@@ -67,7 +67,7 @@ def with_value(
 
 
 def coalesced(chunks: Sequence[bytes]) -> list[bytes]:
-    """The same bytes in chunks that are worth a write each: long ones as they are."""
+    """Gather the bytes in chunks that are worth a write each; long ones stay."""
     gathered: list[bytes] = []
     small: list[bytes] = []
     for chunk in chunks:

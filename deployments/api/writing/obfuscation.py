@@ -21,7 +21,7 @@ _LARGE_BYTES = 65_536  # longer events, which hold lists of logprobs, have multi
 
 
 def sealing(model: str) -> Callable[[bytes], bytes]:
-    """A function that fills the events of one stream, JSON objects, up to its sizes."""
+    """Return a function that pads the events of one stream, JSON objects, to its sizes."""
     smallest = _size(_ENVELOPE_BYTES + _TEXT_BYTES + len(model.encode()))
 
     def sealed(body: bytes) -> bytes:

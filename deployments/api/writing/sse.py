@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def encode_events(bodies: Iterable[bytes]) -> bytes:
-    """One event for each JSON body (which must not contain line breaks)."""
+    """Encode each JSON body, which must not contain line breaks, as an event."""
     return b"".join(b"data: " + body + b"\n\n" for body in bodies)
 
 

@@ -65,7 +65,10 @@ class Writer(Protocol):
         ...
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
-        """The body of that answer, in chunks; `ends` are those of all choices, in order."""
+        """Return the body of the whole answer, in chunks.
+
+        `ends` are those of all choices, in order.
+        """
         ...
 
     def opening(self) -> list[bytes]:
@@ -73,7 +76,7 @@ class Writer(Protocol):
         ...
 
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
-        """The events for new text of a choice."""
+        """Return the events for new text of a choice."""
         ...
 
     def closing(self, index: int, finished: Finished) -> list[bytes]:
@@ -103,7 +106,7 @@ class RunningCounts:
 
 
 def listed(values: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """A JSON list of values, each of which is given in chunks."""
+    """Return a JSON list of values, each of which is given in chunks."""
     chunks = [b"["]
     for value in values:
         if len(chunks) > 1:
@@ -113,7 +116,7 @@ def listed(values: Sequence[Sequence[bytes]]) -> list[bytes]:
 
 
 def closed(last: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished) -> bytes:
-    """The event with the finish reason, and with the totals if no usage event follows."""
+    """Return the event with the finish reason, and with the totals if no usage event follows."""
     if not head.include_usage:
         add_totals(last, head, finished)
     return last.to_json()
@@ -122,7 +125,7 @@ def closed(last: ChatCompletionChunk | Completion, head: AnswerHead, finished: F
 def trailed(
     shape: ChatCompletionChunk | Completion, head: AnswerHead, ends: Sequence[Finished]
 ) -> list[bytes]:
-    """The event with the usage, if asked for."""
+    """Return the event with the usage, if requested."""
     if not head.include_usage:
         return []
     together = finished_together(ends, len(head.prompt_lens))
