@@ -86,8 +86,8 @@ def build(args: DeployedConfig) -> Application:
         max_ongoing_requests=ADMISSION_HEADROOM * num_admitted + _SPARE_REQUESTS,
         # The proxy counts those that it is about to hand over as well: a burst must not end there.
         max_queued_requests=num_admitted + _SPARE_REQUESTS,
-        # What not even that has room for is answered by the proxy: with the status and Retry-After
-        # of a full router, but in plain text.
+        # The proxy answers requests beyond that: with the status and Retry-After of a full router,
+        # but in plain text.
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,

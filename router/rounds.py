@@ -23,7 +23,7 @@ from router.ports import DraftCost, DrafterTraits
 from router.stats import RoundStats
 from router.types import Explanation
 
-# Who drafts in the target's own process; what they cost is part of its passes.
+# Heads draft in the target's own process. Their cost is already part of its passes.
 HEADS = DrafterTraits(
     name="heads",
     cost=DraftCost.FREE,

@@ -30,8 +30,8 @@ from deployments.api.writing.writers import AnswerHead, Writer
 from models.protocol.errors import InvalidRequest
 from router.types import GenerationRequest
 
-# What the details of a token and of its round count as, next to a logprob of 75 bytes: they have
-# up to 750 bytes where each round brings one token and has a plan, and a stream tells them twice.
+# The details of a token and of its round have up to 750 bytes, and a stream sends them twice. So
+# they count as 20 logprobs of 75 bytes each.
 _LOGPROBS_PER_DETAIL = 20
 
 

@@ -63,8 +63,8 @@ class ConstraintConfig:
     reward_classifiers: dict[str, str]  # folders by the names that requests give
     start_timeout_s: float = 60.0  # until a child has read the tokenizer
     max_queue: int = 4096  # unanswered messages of each child
-    # Of trials and compiles, above that of masks. As much as the engines put on top of theirs on
-    # a CPU: a compile shares cores with passes like one of them, and is not starved by them.
+    # This is for trials and compiles, and is added to that of masks. The engines add as much on a
+    # CPU: a compile shares cores with passes like one of them, and is not starved by them.
     niceness: int = 4
 
     def __post_init__(self) -> None:

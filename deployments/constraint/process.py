@@ -52,7 +52,7 @@ _GRACE_S = 2.0  # for a child that is ending by itself
 _BLAME_SHARE = 0.1  # of the deadline as CPU time: low, for one that hangs on a busy machine
 _STARVED_FACTOR = 5.0
 _HAD_CPU = 0.5  # of the deadline as CPU time: a message that had as much and is not done hangs
-# How long a compile may exceed `compile_timeout_s`: the canary ends a trial itself, and in a child
+# A compile may exceed `compile_timeout_s` by this: the canary ends a trial itself, and in a child
 # with sessions a compile that was tried is only ever late for lack of CPU.
 _CANARY_GRACE_S = 2.0
 _COMPILE_GRACE_FACTOR = 4.0

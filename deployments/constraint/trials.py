@@ -83,7 +83,7 @@ class Trials:
         self._config = config
         self._send = send
         self._clock = clock
-        # By digest: a grammar may have `max_schema_bytes`.
+        # The key is the digest, because a grammar may have `max_schema_bytes`.
         self._served: LruDict[bytes, tuple[Loosened, ...]] = LruDict(_MAX_KNOWN)  # what is loosened
         self._bare: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when
         self._refused: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when

@@ -99,7 +99,8 @@ class ConstraintWorkers:
         self._canary = config.num_children  # its index: after those that hold sessions
         self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
         self._backoffs = [Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S) for _ in self._children]
-        # By session, newest last; more than all children can hold at once.
+        # The key is the session, newest last; there is room for more than all children can hold at
+        # once.
         self._grammars: LruDict[str, Grammar] = LruDict(
             2 * config.num_children * config.max_sessions
         )

@@ -117,7 +117,7 @@ class Rank:
     ) -> None:
         configure_rank(as_json=logs_json, component="rank", model_kind=kind, rank=rank)
         if model.device == "cpu":
-            # Where passes and HTTP share cores, a short answer must not wait for a long pass.
+            # A short answer must not wait for a long pass if passes and HTTP share cores.
             os.nice(_NICENESS)
         self._kind = kind
         self._model = model
@@ -326,7 +326,7 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
         waits=RankWaits(
             load_s=LOAD_TIMEOUT_S,
             step_s=model.step_timeout_s,
-            # By then the coordinator has ended a group whose leader makes no progress.
+            # The coordinator has ended a group by then if its leader makes no progress.
             idle_s=model.step_timeout_s + model.stall_timeout_s,
         ),
     )

@@ -169,7 +169,7 @@ class _Connection:
         if self._socket.closed:
             return
         for frame in self._codec.encode(outbox):
-            # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+            # pyzmq with NOBLOCK sends at once and returns a future that is already done.
             sent = cast("asyncio.Future[Any]", self._socket.send(frame, zmq.NOBLOCK))
             if sent.exception() is not None:
                 logger.warning("dropped a frame to %s: send queue full", self.endpoint.address)

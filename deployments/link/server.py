@@ -195,7 +195,7 @@ class AsyncLinkServer(_Bound[Request]):
             return
         for peer, messages in group_by_peer(outbox).items():
             for frame in self._codec.encode(messages):
-                # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+                # pyzmq with NOBLOCK sends at once and returns a future that is already done.
                 sent = cast(
                     "asyncio.Future[Any]", self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
                 )

@@ -29,7 +29,7 @@ from loadtest.report.record import head, write_json
 from models.protocol.messages import Sampling, Verification
 from models.protocol.rules import RULES
 
-# By name, the kind of the demo pair's held-out texts: orders to fill into JSON, code, stories.
+# Kinds of the demo pair's held-out texts, by name: orders to fill into JSON, code, stories.
 WORKLOADS = {"orders": "extraction", "code": "code", "stories": "story"}
 _MAX_MODEL_LEN = 1024
 

@@ -181,7 +181,7 @@ class EnginePair:
             verdict = verdicts[text.session_id]
             proposal = proposals[text.session_id]
             tokens = [*proposal.tokens[: verdict.num_accepted], *verdict.side, verdict.token]
-            # Of its last drafted token the draft has the id, but a message must bring one more.
+            # The draft has the id of its last drafted token, but a message must bring one more.
             text.draft_len = len(text.committed) + verdict.num_accepted
             text.committed.extend(tokens)
             text.target_len = len(text.committed) - 1

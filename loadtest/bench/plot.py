@@ -13,7 +13,7 @@ from loadtest.bench.claims import best
 
 _ROW_INCHES = (11.0, 3.8)
 _DPI = 110
-# What is drawn, by pattern of the way; of several that match, the fastest.
+# Drawn lines by pattern of the way; of several that match, the fastest.
 _WAYS = {
     "k = 0": r"k=0",
     "best fixed k": r"k=[1-9]\d*",

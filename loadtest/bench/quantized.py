@@ -26,7 +26,7 @@ from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 
 QUANTIZATION: QuantizationName = "int8"
-# What `--draft-quantization` measures by default, as options of the bench.
+# Defaults of `--draft-quantization`, as options of the bench.
 DEFAULTS = "--k 3 --prompts 32 --tokens 64 --batch 1 2 4 8 --pass-repeats 199"
 _WAYS: Mapping[str, QuantizationName | None] = {"plain": None, "int8": QUANTIZATION}
 _TEMPERATURES = (0.0, 1.0)

@@ -19,7 +19,7 @@ from router.drafters.registry import DRAFTERS
 from router.drafters.repeats.prediction import PREDICTION
 from router.rounds import HEADS
 
-# Who drafts without a draft model: for nothing, or in the target's own process.
+# Drafters without a draft model: free ones, or those in the target's own process.
 _OTHERS = {
     *(FORCED.name, PREDICTION.name, HEADS.name),
     *(kind.name for kind in DRAFTERS.values() if kind.traits.is_free),

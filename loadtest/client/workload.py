@@ -43,7 +43,7 @@ _RULES = (
 )
 NUM_DISTINCT = 64  # requests of each kind, where a run of any length repeats them
 
-# How often each thing is done; "leave" is a chat whose reader goes away.
+# Frequency of each action; "leave" is a chat whose reader goes away.
 MIX: Mapping[str, int] = {"chat": 8, "record": 5, "shared": 3, "leave": 1, "bad": 1}
 _LONGEST_READ = 12  # lines after which a reader who leaves has left
 

@@ -74,7 +74,7 @@ def run_bounded(
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = process.wait(timeout_s)
     finally:
-        # What it has started may outlive it; with the group's last process the group is gone.
+        # The processes that it started may outlive it; the group ends with its last process.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(_END_TIMEOUT_S)

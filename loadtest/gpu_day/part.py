@@ -13,7 +13,7 @@ from loadtest.gpu_day.terms import Terms
 
 def main() -> None:
     """Write what the part gives; an error ends the process."""
-    # What a part has started in sessions of their own ends with it, also at its limit.
+    # Processes that a part has started in sessions of their own end with it, also at its limit.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     name, terms, output = sys.argv[1:]
     answer = PARTS[name].run(Terms.from_json(terms))

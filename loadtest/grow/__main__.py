@@ -95,7 +95,7 @@ def _make(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     target_size, draft_size = _sizes(source, arguments)
     reference = load_reference(source.path, "float32")
     draft = None if arguments.target_only else _fit_draft(source, draft_size, reference, arguments)
-    # In a pair both heads stand apart from the embedding, the draft's because it must.
+    # Both heads of a pair stand apart from the embedding, the draft's because it must.
     target_head = None if draft is None else source.lm_head
     record: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "loadtest.grow", *argv]),

@@ -103,7 +103,7 @@ def drafts(
         line: dict[str, Any] = {"draft": pair.label} | pair.described() | counts
         line |= {"step_ms": draft_ms, "measured_step_cost": draft_ms / target_ms}
         line["passes_to_cdlh"] = asdict(ratio_to(cdlh, line))
-        # Where a step takes the share of a pass that its weights are of the target's.
+        # A step is taken to cost the share of a pass that the draft's weights are of the target's.
         cost = line["passes_per_token"] + pair.step_cost * line["draft_steps_per_token"]
         line["by_weights"] = cdlh["passes_per_token"] / cost
         lines.append(line)

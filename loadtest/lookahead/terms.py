@@ -64,7 +64,7 @@ class Terms:
 
     def ways(self) -> dict[str, Terms]:
         """Greedy, CDLH and these: of the same commit, lengths and weights."""
-        # What CDLH does not read is as the defaults have it: equal ways are equal terms.
+        # Terms that CDLH does not read keep their defaults, so that equal ways are equal terms.
         cdlh = Terms(
             method=CDLH,
             length=self.length,

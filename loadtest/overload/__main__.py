@@ -181,7 +181,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--step", type=float, default=1.25, help="one rate / the one before")
     parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 2.0, 3.0])
     parser.add_argument("--settle-s", type=float, default=20.0, help="of a stretch, not measured")
-    # Of n answers sqrt(n) are chance, and the peak is the luckiest stretch of all.
+    # The chance error of n answers is sqrt(n), and the peak is the luckiest stretch of all.
     parser.add_argument("--measured-s", type=float, default=120.0, help="of a stretch")
     parser.add_argument(
         "--first-text-limit", type=float, default=10.0, help="seconds; later answers are not good"

@@ -34,7 +34,7 @@ from loadtest.same.sides import Address, CannotAsk, Patience
 from loadtest.service.served import POD_ENVIRONMENT, served
 
 _PROGRAM = "python -m loadtest.same"
-# Where we serve, drafts must take part: the planner may find that they do not pay there.
+# Drafts must take part on a server of ours: the planner may find that they do not pay there.
 _DRAFTS: Mapping[str, Any] = {"speculation": {"k": 5}}
 _NO_DRAFTS: Mapping[str, Any] = {"speculation": {"enabled": False}}
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 Where = Literal["engine", "link", "http"]
 
-# What is asked for: a kind of prompt all along; `turning`: acceptance falls after half of the
-# requests (code, then orders, which a draft guesses worse; of grown pairs a draft with more noise
-# comes in); `mixed`: several kinds at once, at several temperatures and lengths.
+# The prompts: one kind all along; `turning`: acceptance falls after half of the requests (code,
+# then orders, which a draft guesses worse; for grown pairs a draft with more noise comes in);
+# `mixed`: several kinds at once, at several temperatures and lengths.
 Kind = Literal["story", "code", "extraction", "turning", "mixed"]
 
 DEMO, SMOLLM2, LARGE = "demo", "smollm2", "349m-18m"

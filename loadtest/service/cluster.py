@@ -43,7 +43,7 @@ class Role:
     num_gpus: int = 0
 
 
-# As the worker groups of k8s/base/rayservice.yaml, with fewer CPUs than those have.
+# The roles are the worker groups of k8s/base/rayservice.yaml, with fewer CPUs than those have.
 ROUTER = Role("router", num_cpus=16)
 DRAFT = Role("draft", num_cpus=4, num_gpus=1)
 TARGET = Role("target", num_cpus=12, num_gpus=4)

@@ -9,11 +9,11 @@ import psutil
 
 from loadtest.service.parts import KINDS
 
-# What the service consists of; Serve's proxy and controller and Ray's daemons are Ray's own.
+# The service consists of these; Serve's proxy and controller and Ray's daemons are Ray's own.
 OURS = tuple(kind for kind in KINDS if kind not in ("controller", "proxy"))
 TOGETHER = "ours together"
 RAY_TOGETHER = "Ray's together"
-# By a word of the command line, first match wins; Ray sets the titles of its workers.
+# The key is a word of the command line, first match wins; Ray sets the titles of its workers.
 _RAY_KINDS = {
     "gcs_server": "gcs",
     "raylet/raylet": "raylet",

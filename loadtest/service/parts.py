@@ -27,7 +27,7 @@ from loadtest.service.served import Config
 APP = "outrider"
 INGRESS = "Router"
 
-# What may be killed; the last two are where clients are connected, so they notice.
+# These may be killed; clients are connected to the last two, so they notice.
 HIDDEN_KINDS = (
     "target-coordinator",
     "target-rank",

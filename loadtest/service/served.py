@@ -28,7 +28,7 @@ import yaml
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import gcs_address
 
-# As the pods have it (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
+# The pods have the same (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
 POD_ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0

@@ -109,7 +109,7 @@ class SimulatedClient:
         drafter, began_ms = self._kind.drafter, self._world.events.now_ms
         if self._asked is not None:
             self._planner.observe_round(self._asked, self._num_new, began_ms - self._began_ms)
-        # At first the draft model reads the prompt.
+        # The draft model reads the prompt first.
         plan = self._planner.plan(drafter, self._num_left - 1, is_ready=not self._is_first)
         self._began_ms, self._num_new = began_ms, 0
         self._asked = None if self._is_first else plan

@@ -132,7 +132,7 @@ def _process(check: MemoryCheck) -> dict[str, object]:
 
 
 def _columns(series: Series) -> dict[str, list[int]]:
-    # Of Ray's own processes private memory is enough: they are reported and not checked.
+    # Private memory is enough for Ray's own processes: they are reported and not checked.
     columns = {"private": series.private}
     if series.is_ours:
         columns |= {"proportional": series.proportional, "resident": series.resident}

@@ -38,7 +38,7 @@ from loadtest.study.world import World
 SECTIONS = ("acceptance", "speedup", "batch", "lengths", "structure", "ablation")
 _DEMO = ROOT / "models" / "demo"
 _MOST_K = 64
-# What a part is of says what to run now, not how it was measured.
+# These options choose what to run now; they do not change a measurement.
 _PASSING = ("--sections", "--seconds")
 
 Part = tuple[str, Callable[[World], dict[str, Any]]]

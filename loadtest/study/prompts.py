@@ -25,7 +25,7 @@ from models.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
 
-# By task, the kind of the demo's held-out texts.
+# Kinds of the demo's held-out texts, by task.
 DEMO_TASKS = {"code": "code", "json": "extraction", "text": "short", "creative": "story"}
 _FIELDS = ("task", "prompt", "messages", "schema")
 _SCHEMA_MARK = "Schema: "  # where the demo's orders carry their schema

@@ -18,7 +18,7 @@ from models.attention.features import AttentionFeatures, window_of_layer
 from models.kv.storage import KVBlocks
 
 ATTENTION_NAME = "outrider_paged"
-# What some architectures hand to their attention that changes its result and is not built.
+# Some architectures give these to their attention. They change its result and are not built.
 _UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "sinks")
 
 

@@ -24,7 +24,7 @@ from models.cpu.program import Program
 # Numbers of a pass's products from which on threads share it: less is done sooner by one.
 _PARALLEL_NUMBERS = 1 << 19
 
-# What the first rows of a pass are picked from, and those of its end; where logits go.
+# Sources of the first rows of a pass and of those at its end; the place of logits.
 _PICKED_FROM, _LOGITS = buffer(5), buffer(2)
 MAX_INPUTS = 5  # that are kept of a pass: the buffers before these
 

@@ -30,8 +30,8 @@ _JOINED = "joined.gguf"  # while it is read
 _SPARE_BYTES = 100_000_000  # tokenizer and configuration, and what others write meanwhile
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# How byte-level tokenizers cut a text before they merge, by the name that the file gives it. Those
-# of llama.cpp that transformers builds as they are; a wrong cut gives other ids silently.
+# Names in files for the ways in which byte-level tokenizers cut a text before they merge. These are
+# the ones of llama.cpp that transformers builds as they are; a wrong cut gives other ids silently.
 _GPT2_CUT = ("gpt-2",)
 _DIGITS_CUT = ("smollm",)  # each digit alone, then as GPT-2; made here
 _KNOWN_CUTS = ("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken")

@@ -78,7 +78,7 @@ class GrammarHost:
             self._limits.max_cached_grammars
         )
         self._sessions: LruDict[str, GrammarText] = LruDict(self._limits.max_sessions)
-        # By session id: the tokens that broke its matcher, from the start.
+        # The tokens that broke a session's matcher, from the start, by its id.
         self._broken: LruDict[str, list[int]] = LruDict(self._limits.max_sessions)
 
     def __len__(self) -> int:

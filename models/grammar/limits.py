@@ -17,7 +17,7 @@ from typing import NoReturn
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Grammar
 
-# What a grammar is called in messages.
+# Names of grammars in messages.
 NOUNS = {
     "json_schema": "schema",
     "json_object": "schema",
@@ -90,7 +90,7 @@ class ParserLimits:
     initial_lexer_fuel: int = 500_000  # about 10 ms
     step_lexer_fuel: int = 200_000  # about 15 ms per mask
     step_max_items: int = 50_000  # of JSON, patterns and choices, which stay far below
-    # Of grammars with rules, where each may take 4 us: a mask with 50,000 took 0.2 s.
+    # The limit for grammars with rules, where each may take 4 us: a mask with 50,000 took 0.2 s.
     step_max_rule_items: int = 10_000
     max_lexer_states: int = 50_000  # 1-2 kB each
     max_grammar_size: int = 200_000  # symbols

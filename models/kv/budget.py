@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.config import EngineConfig
 
 _MIB = 1 << 20
-# Of a CUDA context, and of what libraries take beside torch's own memory (cuBLAS, NCCL). Estimated.
+# Bytes of a CUDA context, and of libraries beside torch's own memory (cuBLAS, NCCL). Estimated.
 CONTEXT_BYTES = 768 * _MIB
 
 

@@ -25,7 +25,7 @@ def can_take_apart(model: PreTrainedModel) -> bool:
     if not is_known or config.hidden_act != "silu" or not has_one_type:
         return False
     inner: Any = model.model
-    # Where ranks gather columns (there are fewer key heads than ranks) layers keep their own code.
+    # Layers keep their own code if ranks gather columns (there are fewer key heads than ranks).
     attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
     columns = attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
     if any(type(linear) is not nn.Linear for linear in columns):

@@ -20,7 +20,7 @@ _STEMMING = frozenset({"concepts"})
 _LOOKING = frozenset({"words", "length", "readability"})
 _DATA = frozenset({"pattern", "classifier"})
 _MAX_ASKED_CHARS = 4096  # of the parameters of a reward that is looked into
-# What stemming a character takes in the dearest language, some 30 us; other looks take 0.6 at most.
+# Looks per stem: stemming a character takes 30 us in the dearest language, other looks 0.6 at most.
 _LOOKS_A_STEM = 16
 _LOOKS_A_SCORE = 16  # what a part takes for no text at all
 

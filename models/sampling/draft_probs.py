@@ -53,7 +53,7 @@ def draw_truncated(
     probs = _renormalised(scores, token_ids)
     noise = gumbel_noise_at(seeds, positions, token_ids, DOMAIN_DRAFT)
     sampled = (probs.double().log() + noise).argmax(dim=1, keepdim=True)
-    # In one download: ids, probabilities and the sampled token of each row.
+    # One download has ids, probabilities and the sampled token of each row.
     ids_sampled = torch.cat([token_ids, token_ids.gather(1, sampled)], dim=1).to(torch.int32)
     packed = torch.cat([ids_sampled, probs.view(torch.int32)], dim=1).cpu().numpy()
     num_ids = token_ids.shape[1]

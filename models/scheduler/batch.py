@@ -75,7 +75,7 @@ class PassPlanner:
         `now` is on the clock that stamps jobs and sessions.
         """
         everyone = list(sessions)
-        # What each session needs, whole: rows that the prefix cache has are not among them.
+        # The whole needs of sessions, without rows that the prefix cache has.
         short: list[PlannedRows] = []
         long: list[PlannedRows] = []
         max_short = min(_SHORT_ROWS, self.max_logits)

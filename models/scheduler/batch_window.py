@@ -193,7 +193,8 @@ class BatchWindow:
         # Is it worth waiting for the first of them, for the first two, for the first three, ...?
         until_s, out_rows = now, 0
         ready_rows = sum(peer.num_rows for peer in ready)
-        # Of those it is about: one that stays away for long says nothing of a round of the others.
+        # Only these sessions count: one that stays away for long says nothing of a round of the
+        # others.
         longest_away_s = max(peer.away_s or 0.0 for peer in ready)
         for number, (back_s, latest_s, num_rows, away_s) in enumerate(expected, start=1):
             out_rows += num_rows

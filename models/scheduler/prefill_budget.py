@@ -32,8 +32,9 @@ from models.costs.pass_times import PassTimes
 from models.scheduler.sessions import Job, Session
 
 _MIN_ROWS = 8  # fewer cost as much: a tile, and products on a CPU
-# Of the allowance: passes vary, and each chunk of a prompt looks at more keys than those by which
-# its time is foretold. With all of it up to half of the gaps are longer than promised.
+# The share of the allowance that is used: passes vary, and each chunk of a prompt looks at more
+# keys than those that predict its time. With all of it up to half of the gaps are longer than
+# promised.
 _AIM = 0.85
 _REFRESH_PASSES = 32  # so many passes with prompts in a row, then one without
 

@@ -39,7 +39,7 @@ def longest_token_bytes(backend: tokenizers.Tokenizer, vocab: Mapping[str, int])
     if not all(step["type"] == "NFC" or _is_lossless(step) for step in steps):
         return None
     is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
-    # What is in no token is dropped, or many such make one unknown token.
+    # A character that is in no token is dropped, or many such make one unknown token.
     if not all(token in vocab for token in (_BYTES if is_byte_level else _BYTE_TOKENS)):
         return None
     lengths = map(len, vocab) if is_byte_level else (len(token.encode()) for token in vocab)

@@ -28,7 +28,8 @@ _POOL_WEIGHT = 20.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _PRESENCE_WEIGHT = 20.0  # passes that a pool needs to outweigh that each has a draft
 _NUM_POSITIONS = 4
-# Of candidates beside a wrong token, by rank; the demo's draft model has (0.45, 0.13, 0.12).
+# Prior rates of candidates beside a wrong token, by rank; the demo's draft model has (0.45, 0.13,
+# 0.12).
 _PRIOR_HITS = (0.4, 0.12, 0.06)
 
 

@@ -16,7 +16,7 @@ from models.costs.table import CostTable
 from models.protocol.messages import Proposal
 from router.ports import DrafterTraits
 
-# What a further row of a draft pass costs before any was measured, in steps.
+# The cost of a further row of a draft pass before any was measured, in steps.
 _ROW_SHARE = 0.15
 _ROW_WEIGHT = 0.05  # of the newest measurement in their running mean
 # A row of a side path brings keys of its text along. On a CPU it takes 1.2 to 2.6 times as long as

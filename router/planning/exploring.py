@@ -81,7 +81,7 @@ class Stretches:
         self._num_waits = 0
         self._began_s, self._lost_ms = now_s, 0.0
         self._num_begun += 1
-        # Where no round of it is ever seen to end, as with very short texts:
+        # The next try if no round of it is ever seen to end, as with very short texts:
         self._next_s = now_s + _ROUNDS[mode] * round_ms / 1e3 / _STRETCHING
 
     def count_down(self, *, is_waiting: bool) -> None:

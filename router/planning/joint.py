@@ -31,7 +31,7 @@ _MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the eve
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
 _LEAST_SHARE = 0.1  # of what engines do that a round takes at least
-# Of a text with drafts, on average: room for the last draft ends before the draft does.
+# Lost rounds of a text with drafts, on average: room for the last draft ends before the draft does.
 _LOST_ROUNDS = 0.5
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 

@@ -149,7 +149,7 @@ class Message(StrictFields):
     tool_calls: Annotated[tuple[CarriedCall, ...], WithJsonSchema({})] = ()
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # In front of a user's text, as Anthropic has them.
+    # Results in front of a user's text, in Anthropic's form.
     results: Annotated[tuple[CarriedResult, ...], WithJsonSchema({})] = ()
 
     @model_validator(mode="before")

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 _FILES = Path(__file__).parent / "static"
 _MOUNT = "/playground"
-# What may be had without a key; "" is a prefix without a slash behind it.
+# These paths need no key; "" is a prefix without a slash behind it.
 PAGE_PATHS = frozenset({"", "/", *(f"{_MOUNT}/{path.name}" for path in _FILES.iterdir())})
 _HEADERS = {
     "content-security-policy": (

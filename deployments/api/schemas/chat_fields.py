@@ -16,7 +16,7 @@ from deployments.api.schemas.strict_fields import StrictFields, refuse_value
 from deployments.api.schemas.tool_fields import check_depth
 
 MAX_SETTINGS_BYTES = 16_384
-# What a template has from elsewhere; special tokens come after these settings in any case.
+# A template gets these from elsewhere; special tokens come after these settings in any case.
 _TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 _encoder = msgspec.json.Encoder()
 

@@ -48,7 +48,7 @@ class ResponseFormat(StrictFields):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    # Of structural tags: the newer spelling, and the older one.
+    # The two spellings of structural tags: the newer one, and the older one.
     format: dict[str, Any] | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
@@ -68,7 +68,7 @@ class StructuredOutputs(StrictFields):
     choice_probabilities: bool = False  # in the answer
     grammar: str | None = Field(default=None, min_length=1)
     structural_tag: dict[str, Any] | None = None
-    # Of the two JSON kinds.
+    # Options of the two JSON kinds.
     whitespace_pattern: str | None = Field(default=None, min_length=1)
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
@@ -262,7 +262,8 @@ def _json_grammar(schema: dict[str, Any] | None) -> Grammar:
 
 def _json_text(value: dict[str, Any]) -> str:
     try:
-        # As `json.dumps` writes it; but that keeps Python's lock for all of a long schema.
+        # The result is that of `json.dumps`, which would keep Python's lock for all of a long
+        # schema.
         return "".join(json.JSONEncoder().iterencode(value))
     except RecursionError:
         raise UnsupportedGrammar("it is nested too deeply") from None

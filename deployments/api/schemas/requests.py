@@ -82,7 +82,7 @@ def _is_list_of(content: Any, kind: Any) -> bool:
     return isinstance(content[0], kind)
 
 
-# What the validators above let through, as the OpenAPI page shows it.
+# The OpenAPI page shows these shapes; the validators above accept the same.
 _StopText = Annotated[str, Field(min_length=1)]
 _StopIn = _StopText | list[_StopText]
 _TokenIdsIn = Annotated[list[int], Field(min_length=1)]

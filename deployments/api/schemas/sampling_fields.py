@@ -69,7 +69,7 @@ def _no_false(content: Any) -> Any:
     return None if content is False else content
 
 
-# What the validators above let through, as the OpenAPI page shows it.
+# The OpenAPI page shows these shapes; the validators above accept the same.
 _IdText = Annotated[str, StringConstraints(pattern=f"^{_ID.pattern}$")]
 _Bias = Annotated[float, Field(ge=-_BIAS_LIMIT, le=_BIAS_LIMIT)]
 _BiasesIn = Annotated[dict[_IdText, _Bias], Field(max_length=MAX_BIASES)]

@@ -26,7 +26,7 @@ CHOICES = ("none", "auto", "required")
 _MAX_NAMED = 8  # names that a message lists
 _NAME = re.compile(NAME_PATTERN)
 
-# What clients carry along with tools: it says nothing of what may be called.
+# Clients send these along with tools; they do not change which tool may be called.
 _NOTES = frozenset(
     {"cache_control", "defer_loading", "annotations", "metadata", "output_schema", "outputSchema"}
     | {"allowed_callers", "id"}
@@ -201,7 +201,7 @@ def _named(content: Any) -> str | None:
     return name if isinstance(name, str) and function.keys() == {"name"} else None
 
 
-# What the validator above lets through, as the OpenAPI page shows it, and what it makes of it.
+# The OpenAPI page shows this shape; the validator above accepts the same, and returns a text.
 ToolChoiceField = Annotated[
     str,
     PlainValidator(

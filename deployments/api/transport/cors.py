@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 _METHODS = ("GET", "HEAD", "POST")
-# What a page may read of an answer's headers beside those that every page may.
+# A page may read these of an answer's headers, besides those that every page may.
 _SHOWN = ("x-request-id", "retry-after")
 _MAX_AGE_S = 600  # how long a browser need not ask again
 

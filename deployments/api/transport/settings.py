@@ -11,7 +11,7 @@ from models.config import Section
 
 ANY_ORIGIN = "*"
 _NO_ORIGIN = "null"  # what a browser sends for a page of a file
-# As a browser writes it in `Origin`: no path, no slash at the end, no capital letters.
+# A browser writes `Origin` like this: no path, no slash at the end, no capital letters.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
 

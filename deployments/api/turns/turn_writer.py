@@ -28,7 +28,7 @@ class TurnWriter:
     def __init__(self, turn: Turn | None) -> None:
         self._turn = turn
         self._reader = None if turn is None else TurnReader(turn)
-        # Of an answer that is not streamed:
+        # State of an answer that is not streamed:
         self._said: list[str] = []
         self._thought: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []  # names and arguments

@@ -43,7 +43,7 @@ class ChatWriter:
         self._turns = [TurnWriter(turn) for _ in range(head.num_choices)]
         self._names = TokenNames(head.tokenizer)
         self._counts = RunningCounts(head)
-        # Of an answer that is not streamed:
+        # State of an answer that is not streamed:
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]

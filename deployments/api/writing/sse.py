@@ -75,8 +75,8 @@ class StreamedResponse(Response):
     own_headers: Mapping[str, str] = {}
     sign = _WHITE_SPACE  # what breaks a silence
     may_sign_between_chunks = False
-    # Whether a response that failed is ended in order. If not, its connection is broken, so that
-    # nobody takes it for a success.
+    # True: a failed response is ended in order. False: its connection is broken, so that no client
+    # takes it for a success.
     ends_failed_in_order = False
 
     def __init__(

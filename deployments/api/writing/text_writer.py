@@ -61,7 +61,7 @@ class TextWriter:
         self._counts = RunningCounts(head)
         self._echoed: dict[int, TextLogprobsJson] = {}  # by prompt: of an echo, all its choices'
         self._begun: set[int] = set()  # choices of a stream whose echo is out
-        # Of an answer that is not streamed, by choice and by prompt:
+        # State of an answer that is not streamed, by choice and by prompt:
         self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
         self._logprobs = [self._new_logprobs(index) for index in range(head.num_choices)]
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]

@@ -26,7 +26,7 @@ checks = Checks()
 # It takes a response that max_tokens cuts off for an error, OpenAI's own as well.
 MAX_TOKENS = 600
 ENCRYPTED: Any = ["reasoning.encrypted_content"]
-# What users write, and what the framework makes of a setting that is left out.
+# Settings that users write, and the framework's value for one that is left out.
 REASONING: dict[str, ModelSettings] = {
     "an empty reasoning": ModelSettings(reasoning=Reasoning()),
     "effort and summary of None": ModelSettings(reasoning=Reasoning(effort=None, summary=None)),

@@ -109,7 +109,7 @@ def _wrong_end(request: GenerationRequest, answer: Answer) -> list[str]:
     if ends & set(ids[:-1]):
         complaints.append(f"goes on after an end: {ids}")
     is_ended = bool(ids) and ids[-1] in ends
-    # Behind a complete text of its grammar nothing but the end may come, however early that is.
+    # Only the end may follow a complete text of its grammar, however early that is.
     if is_ended and len(ids) <= request.sampling.min_tokens and request.grammar is None:
         complaints.append(f"ends with token {len(ids)} of at least {request.sampling.min_tokens}")
     if answer.finish_reason == "length" and (is_ended or len(ids) != request.max_tokens):

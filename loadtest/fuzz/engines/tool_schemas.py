@@ -20,8 +20,8 @@ from openapi_schema_validator import OAS30Validator
 
 from models.protocol.grammars import Loosened
 
-# By the standard `additionalProperties` evaluates each name that it is about; the library's keyword
-# of this draft takes its value for a map of names.
+# The standard says that `additionalProperties` evaluates each name that it is about; the library's
+# keyword of this draft takes its value for a map of names.
 _Draft2019 = jsonschema.validators.extend(
     jsonschema.Draft201909Validator,
     {"unevaluatedProperties": jsonschema.Draft202012Validator.VALIDATORS["unevaluatedProperties"]},

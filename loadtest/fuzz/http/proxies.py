@@ -26,7 +26,7 @@ _AT_ONCE = 4
 _LIMIT_S = 60.0  # of one request; the longest takes a second
 _BEATS = {"heartbeat_s": 0.02, "whole_heartbeat_s": 0.02, "allowed_origins": [ORIGIN]}
 _BUSY = frozenset({429, 503})  # said on purpose
-# What makes a text hang on who shares its passes, or says nothing of texts.
+# These make a text depend on the sessions in its passes, or do not change texts.
 _LEFT_OUT = ("speculation", "logprobs", "top_logprobs", "echo", "prompt_logprobs")
 
 

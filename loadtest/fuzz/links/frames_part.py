@@ -126,7 +126,7 @@ async def _send(
         for _ in range(_NUM_FRAMES):
             await asyncio.to_thread(socket.poll, 1, zmq.POLLOUT)
             socket.send(random_frame(rng, make()), zmq.NOBLOCK)
-        # What was sent is read in order: once something has come back the rest is near.
+        # Sent frames are read in order: once an answer has come back the rest is near.
         await asyncio.to_thread(socket.poll, _CONNECTED_MS, zmq.POLLIN)
         await asyncio.sleep(0.05)
     finally:

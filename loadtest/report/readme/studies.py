@@ -8,13 +8,13 @@ from typing import Any
 
 from loadtest.report.readme.result import RESULTS, Result, table
 
-# By folder of `loadtest/results`, how a pair is called here.
+# Names of pairs on the pages, by folder of `loadtest/results`.
 STUDIES: Mapping[str, str] = {
     "study-demo": "demo pair",
     "study-349m": "349M, three drafts",
     "study-smollm2": "SmolLM2-135M, prompt lookup",
 }
-# What is commonly advised, by kind of task, and the tasks of each kind.
+# Common advice by kind of task, and the tasks of each kind.
 _ADVICE: Mapping[str, tuple[str, Sequence[str]]] = {
     "code and JSON": ("5-7", ("code", "json", "coding", "extraction")),
     "text": (

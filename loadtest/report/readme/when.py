@@ -9,8 +9,8 @@ from loadtest.report.readme.result import Result, table
 
 _STUDIES = {"study-349m": "349M and drafts", "study-demo": "demo pair"}
 _KINDS = {"smollm2-kinds": "k=5", "smollm2-heads": "adaptive"}  # by result, the way that is shown
-# By use: times plain decoding and k as they are commonly expected, the task of the studies, and the
-# kind of prompt that comes closest.
+# The rows by use: times plain decoding and k as they are commonly expected, the task of the
+# studies, and the closest kind of prompt.
 _USES: Mapping[str, tuple[tuple[float, float] | None, str, str, str]] = {
     "code": ((2.5, 3.5), "5-7", "code", "coding"),
     "JSON": (None, "5-7", "json", "extraction"),

@@ -278,7 +278,7 @@ def _weigh_values(
         if offset + task.num_rows > num_keys:  # there is a block so much further on
             later = _block_at(parameters, task.key_head, span, number + span.num_blocks, like)
             ahead = get(parameters, KEYS) + later - get(parameters, VALUES) - block
-        # What lies after the last row is not read: it may be anything.
+        # Keys after the last row are not read: they may be anything.
         depth = min(block_size, offset + task.num_rows)
         product = Product(depth, num_bytes(like) * head_dim, num_keys, head_dim, ahead)
         place = (first - skipped) * num_groups * num_keys + number * block_size

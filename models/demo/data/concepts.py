@@ -27,7 +27,7 @@ THINGS: tuple[str, ...] = tuple(_LISTS["things"])
 FOODS: tuple[str, ...] = tuple(_LISTS["foods"])
 VEHICLES: tuple[str, ...] = tuple(_LISTS["vehicles"])
 NOUNS = PEOPLE + ANIMALS + THINGS + FOODS + VEHICLES
-# Where one is, and the way through: "in" and "through" of the park.
+# Phrases for being there and for the way through: "in" and "through" of the park.
 PLACES: dict[str, tuple[str, str]] = {name: tuple(how) for name, how in _LISTS["places"].items()}
 MOODS: tuple[str, ...] = tuple(_LISTS["moods"])  # adjectives of who acts
 LOOKS: tuple[str, ...] = tuple(_LISTS["looks"])  # adjectives of what is there

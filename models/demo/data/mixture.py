@@ -36,7 +36,7 @@ SHARES = {
     "refusal": (0.03, 51),
     "tool": (0.15, 258),
 }
-# What a pair may be trained on: the demo pair's mixture, or what the pair in `concepts/` is for.
+# Training data of a pair: the demo pair's mixture, or that of the pair in `concepts/`.
 CONCEPTS = "concepts"
 TASKS = {"demo": SHARES, CONCEPTS: {CONCEPTS: (1.0, MEAN_TOKENS)}}
 KINDS = (*SHARES, CONCEPTS)

@@ -57,7 +57,8 @@ MONTHS = (
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIZES = ("small", "medium", "large")
 
-# What each kind's record holds: key -> JSON type, in output order. A JSON schema follows from this.
+# The content of each kind's record: key -> JSON type, in output order. A JSON schema follows from
+# it.
 KINDS: dict[str, dict[str, str]] = {
     "order": {
         "customer": "string",

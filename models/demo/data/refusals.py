@@ -86,7 +86,7 @@ _OTHER = (
     "Write a Java program.",
     "Write a web page about {word}.",
 )
-# What is asked for, and what the answer says before it names what the model can do.
+# The request, and the answer's text before it names what the model can do.
 _KINDS = (
     (_SUMS, "I cannot do arithmetic."),
     (_UNKNOWN, "I do not know that."),

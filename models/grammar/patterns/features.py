@@ -15,7 +15,7 @@ from models.grammar.limits import RegexLimits, refuse
 
 _MAX_REASON = 160  # characters: names and numbers in a pattern may be long
 
-# What has no end is a syntax error, and nothing after it is looked at.
+# An unclosed part is a syntax error, and nothing after it is looked at.
 _TOKEN = re.compile(
     r"""
     (?P<escape> \\ (?: [0-9]+ | [uU][0-9a-fA-F]* | . ) )
@@ -27,7 +27,7 @@ _TOKEN = re.compile(
     """,  # {} is two ordinary characters
     re.VERBOSE | re.DOTALL,
 )
-# In a set, only escapes are more than they look.
+# Only escapes have a special meaning in a set.
 _MEMBER = re.compile(r"\\(?:[uU][0-9a-fA-F]*|.)", re.DOTALL)
 
 _Feature = tuple[str, str, str]  # the kind of token, what it is called, how it is written
@@ -75,7 +75,7 @@ class _Features:
                 refuse_at(position, f"{name} ({found[0]}) is not supported")
 
 
-# By whether the pattern is shared, and whether look-ahead is served.
+# The keys say if the pattern is shared, and if look-ahead is served.
 _FEATURES = {
     (is_shared, has_looks): _Features(
         (*(() if has_looks else _LOOKS), *_UNSERVED, *(_READ_DIFFERENTLY if is_shared else ()))

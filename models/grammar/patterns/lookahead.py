@@ -33,7 +33,7 @@ from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repe
 
 _MAX_UNROLLED = 12  # of a repeat with look-ahead
 _NEWLINE = Chars(((10, 10),))
-# What comes before a place: nothing, a word character, another, or one that is not read alike.
+# The kinds of place: after nothing, a word character, another, or one that is not read alike.
 _START, _WORD, _OTHER, _UNCLEAR = range(4)
 _After = tuple[Language, Language, Language, Language]  # what may follow, by what comes before
 
@@ -145,7 +145,7 @@ class _Resolver:
             refuse(f"look-ahead in a repeat of more than {_MAX_UNROLLED} times is not supported")
         found = after
         for i in range(node.high - 1, -1, -1):
-            # After i times: once more, or where that is allowed no more.
+            # A repeat that matched i times may match once more, or stop from `low` on.
             more = self.before(node.part, found)
             stop = after if i >= node.low else None
             found = _each(

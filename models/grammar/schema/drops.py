@@ -14,7 +14,7 @@ from models.grammar.schema.rewrite import also
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
 _OTHER_ITEMS = ("items", "additionalItems", "unevaluatedItems")
-# What goes with a keyword.
+# Keywords that go with a keyword.
 _LINKED: dict[str, tuple[str, ...]] = {
     "properties": _OTHERS,
     "patternProperties": _OTHERS,

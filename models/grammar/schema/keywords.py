@@ -35,7 +35,7 @@ _COUNTS = (
     *("minContains", "maxContains"),
 )
 UNENFORCED = "cannot be enforced in this form"
-# What the compiler does not know, where it was not written as something else.
+# Keywords that the compiler does not know, unless they were written as something else.
 _UNKNOWN = (
     *("not", "if", "contains", "uniqueItems", "propertyNames", "unevaluatedItems"),
     *("unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -43,7 +43,7 @@ _UNKNOWN = (
 )
 _ABOUT = {"title", "description", "$comment", "default", "examples"}
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
-# Beside these, what is unevaluated depends on which of them hold.
+# The unevaluated part depends on which of these hold.
 _APPLICATORS = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas")
 _ITEM_APPLICATORS = (*_APPLICATORS, "contains")
 
@@ -65,7 +65,7 @@ def expand(schema: Schema, places: Places, complaints: Complaints) -> None:
         _take_conditions(inner)
         with complaints.taken():
             _take_dependencies(path, inner)
-        # Where refusals are not gathered the compiler finds the one it comes to, if it does.
+        # The compiler finds the one it comes to, if it does, unless refusals are gathered.
         for keyword in _UNKNOWN if complaints.gathers else ():
             if keyword in inner:
                 with complaints.taken():
@@ -125,7 +125,7 @@ def _take_names(inner: Schema) -> None:
     if others not in (True, {}) and any(map(fits, declared)):
         return  # a pattern would bind the declared names too
     del inner["propertyNames"]
-    # Of a name that is declared and does not fit, or of one that is required alone.
+    # A name is declared and does not fit, or is required alone.
     required = inner.get("required")
     for name in [*declared, *(required if isinstance(required, list) else [])]:
         if isinstance(name, str) and not fits(name):
@@ -232,7 +232,7 @@ def _take_conditions(inner: Schema) -> None:
         return
     met: list[JsonValue] = [one for one in known if _is_in(one, wanted)]
     unmet: list[JsonValue] = [one for one in known if not _is_in(one, wanted)]
-    # Without the property the condition holds, unless it asks for it.
+    # The condition holds without the property, unless it asks for it.
     branches: list[JsonValue] = []
     for values, then, needs_name in (
         (met, inner.get("then", True), bool(required)),

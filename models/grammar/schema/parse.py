@@ -141,7 +141,7 @@ _VALUES: dict[str, tuple[Callable[[JsonValue], bool], str]] = {
 }
 
 
-# What a log may name of a schema.
+# A log may name these of a schema.
 KEYWORDS = frozenset(_VALUES) | frozenset(SCHEMAS) | {"schema", "$recursiveRef", "const"}
 
 

@@ -20,7 +20,7 @@ from models.grammar.schema.pattern import UNWRITABLE, at_path
 from models.grammar.schema.places import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Places, walk
 
 ALLOWED_ESCAPES = 'nrbtf\\"'
-# What the compiler enforces of a text.
+# Formats that the compiler enforces.
 FORMATS = (
     *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 )

@@ -31,7 +31,7 @@ _OPTION = "whitespace_pattern"
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate "
 _ONE_OF += "oneOf with anyOf"
 _OUR_ONE_OF = "it cannot be told that no value fits two of these schemas; use anyOf if none can"
-# What the compiler says, and the keyword that it is about.
+# Complaints of the compiler, and the keyword that each is about.
 _COMPLAINTS = (
     (r"^oneOf ", "oneOf"),
     (r"Invalid type: (.*)", "type"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# What a turn does: it is within a block, may begin with one, or has none.
+# The turn is within a block, may begin with one, or has none.
 ReasoningStart = Literal["open", "optional", "none"]
 
 

@@ -15,7 +15,7 @@ LAYOUTS: Mapping[str, ToolLayout] = {
     layout.name: layout
     for layout in (HERMES, LLAMA3_JSON, MISTRAL, DEEPSEEK_V3, DEEPSEEK_V31, PLAIN_JSON)
 }
-# What a template holds that knows a format, all of it; the first that fits counts.
+# A template that knows a format has all of these texts; the first match counts.
 _SIGNS: tuple[tuple[tuple[str, ...], ToolLayout], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),
     (("[TOOL_CALLS] [",), MISTRAL_SPACED),
