@@ -3,12 +3,12 @@
     python -m loadtest.compare_drafts --output loadtest/results/compare-drafts.json
     python -m loadtest.compare_drafts --url http://127.0.0.1:8000 --model NAME --drafts small tiny
 
-Each answer is drafted by one of them, drawn, at a fixed k; the service then says what every draft
-model would have drafted along it (`speculation.compare`). Under shared noise that is counted and
-not estimated, so each answer compares all of them: differences are paired. What the split alone
-would say, from those answers that each really drafted, is told beside it, and whether the two
-agree. Without a url it serves `configs/demo.yaml` with its draft model and a copy of it with noise
-in its weights, which is known to be worse.
+Each answer is drafted by one of them, drawn, at a fixed k. The service then reports the tokens that
+every draft model would have drafted along it (`speculation.compare`). Under shared noise that is
+counted and not estimated, so each answer compares all of them: differences are paired. The estimate
+of the split alone, from the answers that each really drafted, is shown beside it. The report says
+if the two agree. Without a url it serves `configs/demo.yaml` with its draft model and a copy of it.
+The copy has noise in its weights, so it is known to be worse.
 """
 
 from __future__ import annotations

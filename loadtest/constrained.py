@@ -3,10 +3,10 @@
     python -m loadtest.constrained --output loadtest/results/constrained.json
 
 The ways run by turns and greedily, without a draft model. The first token is measured without a
-schema, with a new schema of 5 KB, and with the same one again. Decoding is measured with and
-without a schema, for the same number of tokens, with forced text off and on, at every batch size.
-Texts here end at the limit of tokens only. These figures do not include HTTP and the constraint
-service's own process.
+schema, with a new schema of 5 KB, and with the same again. Decoding is measured with and without a
+schema, for the same number of tokens. Forced text is off and on, at every batch size. Texts here
+end at the limit of tokens only. These figures do not include HTTP and the constraint service's own
+process.
 """
 
 from __future__ import annotations

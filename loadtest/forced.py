@@ -3,10 +3,11 @@
     python -m loadtest.forced --output loadtest/results/forced.json
 
 It answers every prompt greedily under every schema in each way, one at a time, by turns. The ways
-are no draft model, k = 3 and adaptive k, each with forced text off and on; and as many tokens
-without any grammar, plain. It fails if a text depends on the way. `forced share` is the share of an
-answer's tokens that were drafted as forced text and accepted. `settled share` is the share of the
-same text that a grammar fixes before it comes: with the whitespace of this service, and with any.
+are no draft model, k = 3 and adaptive k, each with forced text off and on. As many tokens are
+decoded plainly without any grammar. It fails if a text depends on the way. `forced share` is the
+share of an answer's tokens that were drafted as forced text and accepted. `settled share` is the
+share of the same text that a grammar fixes before it comes. It is given with the whitespace of this
+service, and with any.
 """
 
 from __future__ import annotations

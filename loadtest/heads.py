@@ -2,8 +2,8 @@
 
     python -m loadtest.heads --output loadtest/results/heads.json
 
-Prompts of each kind are completed greedily, by one client and by eight, with speculation off and
-with heads alone: suffix decoding is off. One service answers all of it, for each folder of heads.
+Prompts of each kind are completed greedily, by one client and by eight. Speculation is off, or
+heads draft alone: suffix decoding is off. One service answers all of it, for each folder of heads.
 """
 
 from __future__ import annotations

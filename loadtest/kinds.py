@@ -4,12 +4,13 @@
     python -m loadtest.kinds --output loadtest/results/smollm2-kinds.json
     python -m loadtest.kinds --heads models/demo/smollm2 --output results/smollm2-heads.json
 
-Plain, with suffix decoding at k = 5, and adaptive; with `--heads` plain, with suffix decoding, with
-heads on the target, and with both, which is what adaptive requests get then.
+The ways are plain, suffix decoding at k = 5, and adaptive. With `--heads` they are plain, suffix
+decoding, heads on the target, and both, which adaptive requests get then.
 
-Serves `configs/smollm2.yaml` and asks every prompt of `kinds.json` (our own words) greedily in
-each way, by turns within the prompt, so that a machine that slows down slows all ways alike. Fails
-when a prompt's text is not the same in every way. Ratios are of one prompt's times in one turn.
+Serves `configs/smollm2.yaml` and asks every prompt of `kinds.json` (our own words) greedily in each
+way. The ways take turns within the prompt, so that a machine that slows down slows all ways alike.
+Fails when a prompt's text is not the same in every way. Ratios are of one prompt's times in one
+turn.
 """
 
 from __future__ import annotations

@@ -3,19 +3,19 @@
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --headless -u 8 -r 2 -t 1m \\
         --html report.html --summary summary.json
 
-Users chat, ask for JSON records, share a long prompt, go away in the middle, and send bad
-requests. `--shape ramp|spike` varies their number, `--trace FILE` replays arrivals (CSV, columns
-at_s,kind) whatever the answers take. Beside the times of requests, locust's table has the time to
-the first token, inter-token latency, tokens/s and acceptance. A second table has k and who drafted
-(the draft model, copies of known text, the grammar), and says why where the draft model drafted
-little. Wrong answers are failures: JSON that does not parse or obey its schema, another text for
-the same seed, a stream without an end, a bad request that is not refused by name.
+Users chat, ask for JSON records, share a long prompt, go away in the middle, and send bad requests.
+`--shape ramp|spike` varies their number, `--trace FILE` replays arrivals (CSV, columns at_s,kind)
+whatever the answers take. Beside the times of requests, locust's table has the time to the first
+token, inter-token latency, tokens/s and acceptance. A second table has k and the drafters (the
+draft model, copies of known text, the grammar). It says why if the draft model drafted little.
+Wrong answers are failures: JSON that does not parse or obey its schema, or another text for the
+same seed. So is a stream without an end. So is a bad request that is not refused by name.
 
-No request comes twice, not even in the next run, because answers are drafted from earlier ones and
-a repeated request would look faster than a new one. `--seed 1` asks the same as another run with
-that seed. `--repeat-seeds 64` has 64 of each kind come again and again, and checks
-that a seed has one text. The summary holds all figures with seed, machine and versions. An API key
-is taken from the environment, OUTRIDER_API_KEY.
+No request comes twice, not even in the next run. Answers are drafted from earlier ones, so a
+repeated request would look faster than a new one. `--seed 1` asks the same as another run with that
+seed. `--repeat-seeds 64` has 64 of each kind come again and again, and checks that a seed has one
+text. The summary holds all figures with seed, machine and versions. An API key is taken from the
+environment, OUTRIDER_API_KEY.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python -m loadtest.overhead --output loadtest/results/overhead.json
 
-It sends requests to the demo's config over HTTP, without prefix caching: `--streams` stories at a
-time, with adaptive k and with k = 0. The figure is the CPU time of the router's process over the
-events that its clients got; an event brings the tokens of a round. Every run has seeds of its own,
-because the router would otherwise know the answers. Then one client runs alone: the time to its
-first text, next to the target's own pass over the same prompt in this process, by turns.
+It sends requests to the demo's config over HTTP, without prefix caching. `--streams` stories run at
+a time, with adaptive k and with k = 0. The figure is the CPU time of the router's process over the
+events that its clients got. An event brings the tokens of a round. Every run has seeds of its own,
+because the router would otherwise know the answers. Then one client runs alone. The time to its
+first text is compared with the target's own pass over the same prompt. The pass runs in this
+process, by turns.
 """
 
 from __future__ import annotations

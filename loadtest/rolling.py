@@ -2,12 +2,12 @@
 
     python -m loadtest.rolling --streams 8 --output loadtest/results/rolling.json
 
-Starts a private cluster of nodes in name only (`loadtest.service.cluster`), with a draft node and a
-target node more than configs/prod.yaml asks for, deploys that config and takes down what 8 free and
-8 constrained streams answer undisturbed. Then, while the streams run on and on, it deploys: other
-limits, limits that are wrong, the first limits again, a second draft, a changed key of the router,
-and a changed key of the target (the last two replace every process, Serve's rule for `args`). Every
-request must complete with the same text and valid JSON, each change must have taken effect, and
+Starts a private cluster of nodes in name only (`loadtest.service.cluster`). It has a draft node and
+a target node more than configs/prod.yaml asks for. It deploys that config and notes the answers of
+8 free and 8 constrained streams undisturbed. Then it deploys changes while the streams run: other
+limits, wrong limits, the first limits again, a second draft. At last come a changed key of the
+router and of the target. Both replace every process, which is Serve's rule for `args`. Every
+request must complete with the same text and valid JSON. Each change must have taken effect, and
 nothing may be held afterwards. Ends with status 1 when anything failed.
 """
 

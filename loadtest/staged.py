@@ -5,7 +5,7 @@
 
 If a third model is named, this smaller draft model guesses too. Every prompt is answered greedily
 with k fixed and with adaptive k, one at a time, in one process. The ways take turns: guesses off,
-on, and of the smaller draft model; suffix decoding is on in all of them. The run fails if a text
+on, and of the smaller draft model. Suffix decoding is on in all of them. The run fails if a text
 depends on the way. `passes` are the draft model's for each token of the text.
 """
 

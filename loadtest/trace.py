@@ -1,12 +1,12 @@
 """`python -m loadtest.trace`: prints one request round by round.
 
-Asks a running service for one answer with `speculation.details` and prints each round: what was
-planned and why, who drafted, what was accepted, the text it brought, and where its time went.
+Asks a running service for one answer with `speculation.details` and prints each round. A round has
+its plan and reason, the drafters, the accepted tokens, its text, and its times.
 
     $ python -m loadtest.trace "Write a short story about a dog and a ball." --temperature 0
 
-With `--tests` it prints each draft token as the target tested it: p, q, their ratio, the draw and
-what became of it; and how many tokens a grammar allowed there.
+With `--tests` it prints each draft token as the target tested it. The line has p, q, their ratio,
+the draw and the verdict. It also prints how many tokens a grammar allowed there.
 
     $ python -m loadtest.trace --tests --verification rejection --k 4
 """

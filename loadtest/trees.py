@@ -3,16 +3,16 @@
     python -m loadtest.trees --output loadtest/results/trees.json
 
 The demo's target answers prompts of all kinds in this process, by messages to its engine. It does
-so with each folder of heads, each temperature and each number of draft rows: as chains, as long as
-the heads go, and as trees. Other prompts show beforehand how often each rank is right. The run
+so with each folder of heads, each temperature and each number of draft rows. Drafts are chains, as
+long as the heads go, and trees. Other prompts show beforehand how often each rank is right. The run
 fails if a text depends on the way. Every number is a function of the weights, so it is the same on
 any machine.
 
     python -m loadtest.trees --folders --noise 0 0.35 --output loadtest/results/trees-draft.json
 
 A draft model drafts a chain in an engine of its own, with candidates beside its tokens. It runs
-unchanged, and with noise in its weights, given as a share of their spread, so that it is wrong more
-often.
+unchanged, and with noise in its weights, so that it is wrong more often. The noise is a share of
+their spread.
 """
 
 from __future__ import annotations

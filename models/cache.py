@@ -4,7 +4,7 @@
     ~/.cache/outrider/models/gguf/1/NAME-HASH-DTYPE/      converted from a GGUF file
 
 The folder is next to the kernels' cache. XDG_CACHE_HOME replaces ~/.cache. A model's folder appears
-there whole or not at all: one process at a time makes it under another name and renames it.
+there whole or not at all. One process at a time makes it under another name and renames it.
 """
 
 from __future__ import annotations

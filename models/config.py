@@ -37,8 +37,10 @@ _KV_SIZES = ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_utilization")
 
 
 class Section(BaseModel):
-    """A frozen group of values that refuses keys it does not know, a truth value where none is
-    meant (it would pass for 1) and numbers that are not finite."""
+    """A frozen group of values that refuses unknown keys and numbers that are not finite.
+
+    It refuses a truth value for a number, which would pass for 1.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 

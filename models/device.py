@@ -2,7 +2,7 @@
 
 On a GPU the host runs ahead of the device and must not wait for it within a pass. A copy from
 ordinary memory waits, and so does everything that looks at a value. So uploads go through pinned
-memory without waiting (torch keeps the buffer until the copy is done), and a pass ends with one
+memory without waiting (torch keeps the buffer until the copy is done). A pass ends with one
 download, `fetch`, which waits for all of it. On a CPU both are plain conversions.
 """
 

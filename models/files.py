@@ -1,7 +1,7 @@
 """Reads the small files of a model's folder; what cannot be read is one sentence with its path.
 
-Everything that reads such a file does so here, so that a check, a router and an engine say the same
-of a file that is cut off, that git-lfs has not fetched, or that holds something else.
+All code that reads such a file does so here. So a check, a router and an engine give the same error
+for a file that is cut off, that git-lfs has not fetched, or that holds something else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernels as operations of torch, `torch.ops.outrider.NAME`.
 
-So torch knows what they write and what they give: dispatch modes count them, tensors without
-values (meta, fake) pass through them, and Dynamo takes them into its graph. On a device without
-values they give a tensor of the right shape.
+So torch knows their writes and results. Dispatch modes count them, tensors without values (meta,
+fake) pass through them, and Dynamo takes them into its graph. On a device without values they give
+a tensor of the right shape.
 
 Triton comes with torch's builds for GPUs. Where it is missing, or the device is a CPU, the callers
 have the same in torch's own operations. With TRITON_INTERPRET=1 kernels run on CPUs, slowly: that

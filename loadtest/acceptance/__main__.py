@@ -2,11 +2,11 @@
 
     python -m loadtest.acceptance --output loadtest/results/acceptance.json
 
-Runs draft and target engine in this process, in rounds of exactly k draft tokens, for each
-workload, verification rule and k. Prints tokens per round with its 95% interval next to
-(1 - a^(k+1)) / (1 - a) and next to the sum over measured positions (`theory` says what
-they assume); draws both. No speed is measured here: load on the machine changes nothing. A star
-marks a figure that differs from the measured one by more than chance.
+Runs draft and target engine in this process for each workload, verification rule and k. Each round
+has exactly k draft tokens. Prints tokens per round with its 95% interval next to (1 - a^(k+1)) / (1
+- a), and next to the sum over measured positions. `theory` has the assumptions. Draws both. No
+speed is measured here: load on the machine changes nothing. A star marks a figure that differs from
+the measured one by more than chance.
 """
 
 from __future__ import annotations

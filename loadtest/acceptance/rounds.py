@@ -1,9 +1,9 @@
 """Rounds of a draft and a target engine in this process, with nothing between them.
 
 All prompts of a batch go in lock-step: one proposal each, one verdict each. Every round drafts
-exactly k tokens: neither engine knows an eos, and a text ends only after the round that
-brought its eos or its last wanted token. So no round is cut short, and because the end of a text
-depends on the past alone, ending there does not bias tokens per round.
+exactly k tokens. Neither engine knows an eos. A text ends only after the round that brought its eos
+or its last wanted token. So no round is cut short. The end of a text depends on the past alone, so
+ending there does not bias tokens per round.
 """
 
 from __future__ import annotations

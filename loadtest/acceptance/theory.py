@@ -1,11 +1,11 @@
 """Tokens per round: what was measured, and what two models of acceptance say it should be.
 
-A round of k draft tokens commits the accepted ones and exactly one more. If every token were
-accepted with probability a whatever came before, a round would commit (1 - a^(k+1)) / (1 - a)
-tokens on average (Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1). In truth some texts and
-some places are easier than others, and a position is only tried when all before it were accepted.
-The second model lets each position have its own probability, given that those before were accepted:
-a round then commits 1 + S_1 + ... + S_k, where S_j is their product up to j (Kaplan and Meier's
+A round of k draft tokens commits the accepted ones and exactly one more. The first model accepts
+every token with probability a, whatever came before. A round then commits (1 - a^(k+1)) / (1 - a)
+tokens on average. (Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1.) In truth some texts
+and some places are easier than others. A position is only tried when all before it were accepted.
+The second model lets each position have its own probability, given that those before were accepted.
+A round then commits 1 + S_1 + ... + S_k, where S_j is their product up to j (Kaplan and Meier's
 estimate).
 
 Both count a position only where it was at risk: what comes after a rejection was not observed.
@@ -53,7 +53,7 @@ class Analysis:
 
 
 def constant_tokens(acceptance: float, k: int) -> float:
-    """(1 - a^(k+1)) / (1 - a), and k + 1 at a = 1: tokens of a round if each is accepted with a."""
+    """Return (1 - a^(k+1)) / (1 - a), and k + 1 at a = 1: tokens of a round."""
     return float(sum(acceptance**j for j in range(k + 1)))
 
 
@@ -70,7 +70,7 @@ def analyse(
     """Estimates from `accepted[k][prompt]`, the accepted tokens of each round of that prompt.
 
     Every k has the same prompts in the same order, and at least one round of each. A round had
-    exactly k draft tokens, or as many as `drafted` has in that place: at the end of a text fewer
+    exactly k draft tokens, or as many as `drafted` has in that place. At the end of a text fewer
     are drafted, and positions behind a draft were not at risk.
 
     Raises:

@@ -2,13 +2,13 @@
 
     python -m loadtest.bench --pair models/demo --grow 349m-18m --output results/bench.json
 
-For each pair, one after another: pass times and the engine loop in one process
-(`loadtest.bench.engine`), the same loop with draft and target in processes of their own, and
-`serve run` asked over HTTP. With `--draft-quantization int8` it is instead the pair's draft with
-8-bit weights next to the same draft as it is (`loadtest.bench.quantized`). Prints tables and the
-project's claims with goal and whether they were met; writes JSON after every part, and a plot next
-to it. Lines that are compared run by turns, with the same
-threads; ratios are what it is for, absolute figures depend on the machine.
+Each pair has three parts. Pass times and the engine loop run in one process
+(`loadtest.bench.engine`). The same loop runs with draft and target in processes of their own.
+`serve run` answers over HTTP. With `--draft-quantization int8` it compares the pair's draft with
+8-bit weights to the same draft without (`loadtest.bench.quantized`). Prints tables and the
+project's claims with their goals. Writes JSON after every part, and a plot next to it. Compared
+lines run by turns, with the same threads. Ratios count, because absolute figures depend on the
+machine.
 """
 
 from __future__ import annotations

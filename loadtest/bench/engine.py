@@ -3,8 +3,8 @@
     python -m loadtest.bench.engine --pair models/demo --output engine.json
     python -m loadtest.bench.engine --random llama-8b --device cuda --output engine.json
 
-Needs torch, transformers, msgspec and numpy only (the demo's prompts need jinja2 too): no Ray, no
-sockets, no HTTP, so it runs on a bare machine with a GPU. Both sides get the same threads, lines
+Needs torch, transformers, msgspec and numpy only; the demo's prompts need jinja2 too. There is no
+Ray, socket or HTTP, so it runs on a bare machine with a GPU. Both sides get the same threads, lines
 are measured by turns, and the file is written after every part.
 """
 

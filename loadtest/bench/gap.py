@@ -2,7 +2,7 @@
 
 It uses the same processes and links as `loadtest.bench.link`, without HTTP. A stream runs until it
 has shown its pace; then a second session sends a long prompt. The measured gaps are the stream's
-own until the long prompt's first token, or until the stream has filled the context. They are
+own. They end at the long prompt's first token, or when the stream has filled the context. They are
 compared with the gaps before and, if the stream goes on, after, because the machine's own pace
 drifts.
 """

@@ -1,7 +1,8 @@
 """All ways to serve the same prompts in one process, measured by turns.
 
-Ours through the router's loop with k = 0, fixed and adaptive, the bare target engine, and
-transformers' `generate` with and without the same draft as assistant. Same process, same threads.
+Ours runs through the router's loop with k = 0, fixed and adaptive. The others are the bare target
+engine, and transformers' `generate` with and without the same draft as assistant. Same process,
+same threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens per second of the real engines under the router's real loop, in one process.
 
-Draft and target are stepped by turns on one device (`deployments.local.inline`); between loop and
-engines there is no thread, no socket and no HTTP. What a pair can give, before serving costs.
+Draft and target are stepped by turns on one device (`deployments.local.inline`). There is no
+thread, socket or HTTP between loop and engines. What a pair can give, before serving costs.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Span:
 def rate_at_full_places(spans: Sequence[Span], batch: int) -> float:
     """Tokens/s while every one of `batch` places had a request.
 
-    After the last request has begun a run only waits for its slowest, and the fewer requests there
-    are, the more of its time that is: a server that is asked on and on never does. A request's
-    tokens are taken to come evenly.
+    After the last request has begun a run only waits for its slowest. With fewer requests this is
+    more of its time; a busy server never has such a wait. A request's tokens are taken to come
+    evenly.
     """
     began_s = min(span.began_s for span in spans)
     until_s = sorted(span.ended_s for span in spans)[max(0, len(spans) - batch)]
@@ -94,8 +94,8 @@ def rate_at_full_places(spans: Sequence[Span], batch: int) -> float:
 class RunClock:
     """Time that passes only within `with` blocks, in seconds.
 
-    Where lines are run by turns each planner has one. What it does now and then only to learn is a
-    share of time: of its own line's, not of that in which the other lines had their turns.
+    Where lines are run by turns each planner has one. Exploration is a share of time: of its own
+    line's time, without the turns of the other lines.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """A draft with 8-bit weights next to the same draft as it is: acceptance, pass time, memory.
 
 Tokens accepted of k drafted ones come from rounds of the two engines in this process. Pass times
-come by turns, pass by pass, so that load on the machine hits both drafts alike: read the ratio,
-which is the median of the turns' own. A pass of n sessions has one row each; a prompt is one
+come by turns, pass by pass, so that load on the machine hits both drafts alike. Read the ratio,
+which is the median of the turns' own. A pass of n sessions has one row each. A prompt is one
 session's rows in one pass, from its first token on.
 """
 
@@ -71,8 +71,8 @@ class PassTime:
 class Weights:
     """Memory of the draft's weights, MB, as the engine reports it.
 
-    An output layer that shares the embedding's weight counts once when plain, although packing
-    copies it; rounded, it is a copy of its own and counted.
+    A plain output layer that shares the embedding's weight counts once, although packing copies it.
+    A rounded one is a copy of its own and counts.
     """
 
     pair: str

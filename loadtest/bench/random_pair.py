@@ -1,10 +1,10 @@
 """A random pair of checkpoints of a well-known size, for machines without the real ones.
 
-Layers are random but add next to nothing to the hidden row (their output projections are tiny), so
-the next token is a random function of the last one, and the draft, whose hidden row is the first
-part of the target's, computes the same one. A chosen share of tokens is then exchanged in the
-draft's embedding: after those it guesses wrong. Costs are those of the real sizes; texts mean
-nothing.
+Layers are random but add next to nothing to the hidden row, because their output projections are
+tiny. So the next token is a random function of the last one. The draft's hidden row is the first
+part of the target's, so it computes the same function. A chosen share of tokens is then exchanged
+in the draft's embedding: after those it guesses wrong. Costs are those of the real sizes; texts
+mean nothing.
 """
 
 from __future__ import annotations

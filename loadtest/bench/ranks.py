@@ -1,7 +1,7 @@
 """Draft and target as processes of their own over real links, without Ray: for the benchmark.
 
-Each process runs the same `Rank` that Ray runs as an actor; only leases come through a pipe
-instead of a Serve handle. So a round here costs what it costs when served, HTTP and leases apart.
+Each process runs the same `Rank` that Ray runs as an actor. Only leases come through a pipe instead
+of a Serve handle. So a round here costs what it costs when served, HTTP and leases apart.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def generate_tokens_per_s(
 ) -> float:
     """Greedy `generate` of exactly `num_tokens` per prompt, one prompt after another.
 
-    `num_assistant_tokens` None leaves k to transformers' own heuristic, from its own start values
-    whatever was measured before: it keeps what it has learnt in the assistant's configuration.
+    `num_assistant_tokens` None leaves k to transformers' own heuristic. It starts from its own
+    values in each run, because it keeps its knowledge in the assistant's configuration.
     """
     options: dict[str, Any] = {}
     if assistant is not None:

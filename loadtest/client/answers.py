@@ -1,6 +1,6 @@
 """One answer, streamed or whole: read line by line, timed, and checked against what it must be.
 
-Knows no HTTP client: it is fed lines and clock readings, so locust's users, httpx's senders
+Knows no HTTP client: it is fed lines and clock readings. So locust's users, httpx's senders
 (`client.http`) and the tests share one reader and one check.
 """
 
@@ -176,7 +176,7 @@ def check_asked(
 ) -> str:
     """Return why the answer to a request of the workload is wrong, or "".
 
-    `known` holds the first right answer to every request and gets this one; None: a request may
+    `known` holds the first right answer to every request and gets this one. None: a request may
     have another text each time. Of an answer that its reader left only an error is wrong.
     """
     request = asking.request

@@ -1,7 +1,7 @@
 """Sends requests when they are due, whatever has become of those before.
 
-Arrivals are a Poisson process drawn from a seed. Nothing the service does delays a later arrival;
-by how much the load itself was late is part of the result.
+Arrivals are a Poisson process drawn from a seed. Nothing that the service does delays a later
+arrival. The delay of the load itself is part of the result.
 """
 
 from __future__ import annotations

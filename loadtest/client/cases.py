@@ -1,6 +1,6 @@
 """Requests whose answers are known before anything fails: 8 free ones and 8 under a schema.
 
-Every case has a seed of its own, so its text is one text; schemas bound every length, so that each
+Every case has a seed of its own, so its text is one text. Schemas bound every length, so that each
 answer ends and must parse. Half of the cases fix k, so that the draft model is always in use.
 """
 

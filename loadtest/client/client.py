@@ -1,7 +1,7 @@
 """Sends the requests of a workload and reports how each went, for `soak` and `overload`.
 
-Being turned away (429 with Retry-After) is an answer like another; everything else that is not
-what the request must get is a complaint.
+A refusal with 429 and Retry-After is a valid answer. Any other deviation from the required answer
+is a complaint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends requests with httpx and reads their answers into `client.answers.Answer`.
 
-One client for many requests at a time (`open_client`, `ask`), and a blocking call for benches that
-ask one request after another (`complete`).
+Has a client for many requests at a time (`open_client`, `ask`). A blocking call (`complete`) serves
+benches that ask one request after another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lets a load go before the service that it shares cores with.
 
-On a machine whose cores are all busy a sleeping process is woken up to a second late, which would
-be measured as the service's. A load belongs on a machine of its own; this is the next best thing.
+On a machine whose cores are all busy a sleeping process wakes up to a second late. That would be
+measured as the service's delay. A load belongs on a machine of its own; this is the next best
+thing.
 """
 
 from __future__ import annotations

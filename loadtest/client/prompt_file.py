@@ -1,7 +1,7 @@
 """Reads prompts with their tasks from JSON lines; `prompts.jsonl` next to it is the default set.
 
-A line is an object with `task`, a label that figures are grouped by, and either `prompt`, a text,
-or `messages`, a chat in OpenAI's shape; `schema`, a JSON schema that the answer must obey, is
+A line is an object. It has `task`, a label that groups figures, and `prompt`, a text, or
+`messages`, a chat in OpenAI's shape. `schema`, a JSON schema that the answer must obey, is
 optional. Empty lines count for nothing. The default set is of our own words.
 """
 

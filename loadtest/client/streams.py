@@ -1,9 +1,9 @@
 """Streams over HTTP that never rest, each checked against the text it must have.
 
 The streams run in an event loop in a thread of their own. A stream repeats its case for as long as
-the load runs; every answer must be complete, equal its reference and, under a schema, validate.
-Every wait of a stream for its next chunk, the first one included, is timed; `longest_wait` returns
-afterwards (or while it lasts) how long the worst wait was that touched a stretch of time.
+the load runs. Every answer must be complete, equal its reference and, under a schema, validate.
+Every wait of a stream for its next chunk, the first one included, is timed. `longest_wait` returns
+the worst wait that touched a stretch of time, afterwards or while it lasts.
 """
 
 from __future__ import annotations
@@ -141,8 +141,10 @@ class FaultLoad:
         return False
 
     def measure_calm(self, for_s: float, steady_limit_s: float) -> dict[str, float]:
-        """Longest wait of free and of constrained streams, seconds, over `for_s` seconds from the
-        moment when all streams run (waited for at most `steady_limit_s`)."""
+        """Return the longest waits of free and constrained streams, seconds, over `for_s` seconds.
+
+        They begin when all streams run, which takes at most `steady_limit_s`.
+        """
         self.wait_steady(steady_limit_s)
         began_s = time.monotonic()
         time.sleep(for_s)

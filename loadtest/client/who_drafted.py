@@ -1,6 +1,6 @@
 """Shows who drafted the tokens of a load (a draft model, copies, the grammar) and why.
 
-Copied and forced text costs no step of a model, so it is drafted even if a draft model does not
+Copied and forced text costs no step of a model. So it is drafted even if a draft model does not
 pay. An acceptance or a mean k alone does not tell the two apart. The planner's own reasons come
 with answers that were requested with `speculation.details`.
 """

@@ -3,11 +3,11 @@
     python -m loadtest.clients                       serves configs/demo.yaml and runs all
     python -m loadtest.clients --url http://HOST:PORT --only openai litellm
 
-Each client is installed with pip into a virtual environment of its own, or with npm into a folder,
-which is kept. Installing needs a package index; running needs no network but the server's. A
+Each client is installed with pip into a virtual environment of its own, or with npm into a folder.
+These are kept. Installing needs a package index; running needs no network but the server's. A
 client is skipped where Node and npm, a Chromium or nginx is missing that it needs. The exit status
-is 0 when no check failed; checks that need what the server does not have are listed apart. The
-served config lets in pages of all origins; a client behind nginx has a server of its own, whose
+is 0 when no check failed. Checks that need features that the server lacks are listed apart. The
+served config lets in pages of all origins. A client behind nginx has a server of its own, whose
 requests wait for each other.
 """
 

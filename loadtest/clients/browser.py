@@ -1,7 +1,7 @@
 """A page in a headless Chromium that uses a client of npm, unbundled, against another origin.
 
-The page, its script and the client's modules come from a server of our own, so what it asks of the
-API is cross-origin. It posts the lines of its script (`results.read_checks`) back to that server.
+The page, its script and the client's modules come from a server of our own. So its requests to the
+API are cross-origin. It posts the lines of its script (`results.read_checks`) back to that server.
 """
 
 from __future__ import annotations

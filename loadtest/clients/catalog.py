@@ -1,9 +1,8 @@
 """The clients: what pip installs for each, and what is run with it.
 
-A client is run by a script of ours in its own environment (`scripts/`), in a page of a browser, or,
-where it is a benchmark tool, by its own command line with a small bounded load, a check for each
-load. All are run against one server that lets pages in, but for those that want a server of their
-own (`change`).
+A script of ours runs a client in its own environment (`scripts/`) or in a page of a browser. A
+benchmark tool runs by its own command line with a small bounded load, a check for each load. All
+are run against one server that lets pages in. Some want a server of their own (`change`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """nginx in front of a server, as its package sets it up: no directive of ours but `proxy_pass`.
 
-Its defaults are what cuts streams elsewhere: an upstream that is silent for 60 s is given up,
-answers are gathered before they are passed on, and the upstream is spoken to in HTTP/1.0.
+Its defaults cut streams elsewhere. It gives up an upstream that is silent for 60 s, and gathers
+answers before it passes them on. It speaks HTTP/1.0 to the upstream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Clients of npm: packages in a folder of their own, made once and then kept, and Node to run them.
 
-A script finds its packages in a `node_modules` beside it, so it is run from a copy in a folder that
+A script finds its packages in a `node_modules` beside it. So it is run from a copy in a folder that
 has one. Where Node or npm is missing these clients are skipped, which is no failure.
 """
 

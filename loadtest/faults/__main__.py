@@ -2,15 +2,15 @@
 
     python -m loadtest.faults --rounds 20 --output loadtest/results/faults.json
 
-Starts `serve run configs/demo.yaml` privately, as it is shipped, takes down what 8 free and 8
-constrained streams answer undisturbed, then strikes: SIGKILL and SIGSTOP to every kind of process
-but the HTTP proxy and the router, `--rounds` times each, at random moments (not to Ray's own,
-raylet and GCS: without them there is no node). Every request must complete with the same text and
-valid JSON, or be refused with 429 or 503 before it begins. These are counted apart: nobody stands
-in for the only target while it loads again. Afterwards nothing may be held and no process left
-over. Prints how long streams paused and how long it took until the service was whole. Details of
-failures go to the log next to `--output`. Ends with status 1 when anything failed. `--kinds proxy
-router` shows what clients see when their own end dies.
+Starts `serve run configs/demo.yaml` privately, as it is shipped. It notes the answers of 8 free and
+8 constrained streams undisturbed, then strikes. SIGKILL and SIGSTOP go to every kind of process but
+the HTTP proxy and the router. Each strikes `--rounds` times, at random moments. Ray's raylet and
+GCS are spared, because without them there is no node. Every request must complete with the same
+text and valid JSON. A refusal with 429 or 503 before it begins is allowed. These are counted apart:
+nobody stands in for the only target while it loads again. Afterwards nothing may be held and no
+process left over. Prints how long streams paused and how long it took until the service was whole.
+Details of failures go to the log next to `--output`. Ends with status 1 when anything failed.
+`--kinds proxy router` shows what clients see when their own end dies.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One fault after another under load: strike, wait until the service is whole, keep the books.
 
-A fault is SIGKILL or SIGSTOP to one process. Whole again means: as many processes of every kind as
-before, none stopped, the victim among the dead, every replica RUNNING and no other, and a request
-answered that needs all of them. A request that is refused with 429 or 503 meanwhile is counted
-apart: it is no failure, for nothing was promised to it, and no success. Nobody watches over a
-stopped Serve controller: streams and leases do without it, but nothing is replaced; there the
-campaign plays the operator and kills it.
+A fault is SIGKILL or SIGSTOP to one process. Whole again means that every kind has as many
+processes as before, none stopped, the victim among the dead. Every replica is RUNNING, and a
+request that needs all of them was answered. A request that is refused with 429 or 503 meanwhile is
+counted apart. It is no failure, because the service promised nothing, and no success. No process
+watches over a stopped Serve controller: streams and leases do without it, but nothing is replaced.
+There the campaign plays the operator and kills it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 Runs in this process, with a tiny random pair that it writes itself; no cluster and no GPU. The
 parts share the time. Each failure is printed with the command that runs exactly its case. Ends with
-status 1 when something failed: an answer that is not what it must be, something still held, or
-memory that grows beyond its limit.
+status 1 when something failed: a wrong answer, something still held, or memory that grows beyond
+its limit.
 """
 
 from __future__ import annotations

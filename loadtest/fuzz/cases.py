@@ -1,8 +1,8 @@
 """Shared by parts of the fuzzer: seeds of cases, the findings of a case, the way to repeat it.
 
-The content of a case is a pure function of its own seed, which is derived from the run's seed, the
-part's name and its number. So one case can be run again without those before it. The clock is not
-in the seed; it decides which draft lengths are planned and which sessions share a pass.
+The content of a case is a pure function of its own seed. The seed is derived from the run's seed,
+the part's name and its number. So one case can be run again without those before it. The clock is
+not in the seed; it decides which draft lengths are planned and which sessions share a pass.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python -m loadtest.gpu_day --output gpu-day
 
-Each part runs in a process of its own with a limit, so that one that fails, hangs or brings the
+Each part runs in a process of its own with a limit. So a part that fails, hangs or brings the
 device down leaves the others alone. On a CPU the same parts run against stand-ins.
 """
 

@@ -49,8 +49,8 @@ def engine(terms: Terms) -> dict[str, Any]:
 def passes(terms: Terms) -> dict[str, Any]:
     """Times of passes by rows, with graphs and without, next to reading the weights once.
 
-    And with products that do not depend on the other rows, and of 8 bits where the card has them:
-    what they cost and save, and what the self-test says of each.
+    Products that do not depend on other rows are measured too. So are those of 8 bits if the card
+    has them. The figures are their cost and gain, and the self-test's answer for each.
     """
     lines: list[dict[str, Any]] = []
     floors_ms: dict[str, float] = {}

@@ -5,12 +5,12 @@
     python -m loadtest.grow --draft-only --draft-layers 8 --acceptance 0.6 --output DIR
     python -m loadtest.grow --source PAIR/target --preset 67m-9m --kind concepts --output DIR
 
-A source (the shipped target by default) is grown to a target and to a draft, which therefore
-compute the same function; noise on the draft's `lm_head` makes it disagree as often as asked. So
-every draft of a source fits every target of it: --draft-only makes a further draft, measured
-against the source itself. Both are ordinary checkpoints that any engine loads: DIR/target,
-DIR/draft, and DIR/pair.json with the command, what was fitted and what was then measured on the
-written pair. Sizes that are not given stay those of the source.
+A source (the shipped target by default) is grown to a target and to a draft. So both compute the
+same function. Noise on the draft's `lm_head` makes it disagree as often as requested. So every
+draft of a source fits every target of it. --draft-only makes a further draft, measured against the
+source itself. Both are ordinary checkpoints that any engine loads, DIR/target and DIR/draft.
+DIR/pair.json has the command, the fitted values and the measurements of the written pair. Sizes
+that are not given stay those of the source.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
 """Grows a Llama checkpoint to any size without changing the function it computes.
 
-What is added cannot reach the logits. A wider hidden state carries zeros in its new dimensions:
-nothing writes there, and norms, which now average over more numbers, are scaled back by
-sqrt(old / new), their epsilon by old / new. New layers, FFN columns and query heads end in zeros
-of `o_proj` and `down_proj`, so they add exactly zero to the residual stream. Key heads are
-repeated where the new grouping of query heads asks for it. Head size, vocabulary and positions
-stay.
+What is added cannot reach the logits. A wider hidden state carries zeros in its new dimensions,
+because nothing writes there. Norms, which now average over more numbers, are scaled back by
+sqrt(old / new), their epsilon by old / new. New layers, FFN columns and query heads end in zeros of
+`o_proj` and `down_proj`. So they add exactly zero to the residual stream. Key heads are repeated
+where the new grouping of query heads asks for it. Head size, vocabulary and positions stay.
 
-In exact arithmetic the function is the same. In bfloat16 it still is where new / old hidden size
-is a power of four, because then norms are scaled by a power of two; otherwise they are rounded.
-Matrix products of other shapes may add in another order, so the last bit of a logit may differ.
+In exact arithmetic the function is the same. In bfloat16 it still is if new / old hidden size is a
+power of four. Then norms are scaled by a power of two. Otherwise they are rounded. Matrix products
+of other shapes may add in another order, so the last bit of a logit may differ.
 
-The result is dense and costs what its size costs: weights that only meet zeros are filled with
-random numbers of their neighbours' size, so no engine gains from knowing how they came about. The
-exception are the zeros named above, about a third of a deeply grown checkpoint.
+The result is dense and costs what its size costs. Weights that only meet zeros are filled with
+random numbers of their neighbours' size. So no engine gains from their origin. The exception are
+the zeros named above, about a third of a deeply grown checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Noise on a draft's `lm_head`: just so much that it agrees with its target as often as asked.
 
-Draft and target are grown from one source, so their last hidden states are those of the source,
-and one pass of the source over some texts is all that a fit needs: for each amount of noise,
-agreement is two matrix products. Agreement is teacher-forced: at each position of the target's own
-text, is the draft's best token the target's? What then happens at temperature 1 follows, and is
-reported as the expectation of both verification rules.
+Draft and target are grown from one source, so their last hidden states are those of the source. A
+fit needs only one pass of the source over some texts. Agreement is two matrix products for each
+amount of noise. Agreement is teacher-forced: at each position of the target's own text, is the
+draft's best token the target's? What then happens at temperature 1 follows, and is reported as the
+expectation of both verification rules.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Texts that a model writes itself, greedily and sampled: where draft and target are compared.
 
-Prompts are those the demo pair is tried on, from the held-out side, in the checkpoint's own
+Prompts are those of the demo pair's tests, from the held-out side. They use the checkpoint's own
 tokens and chat template. Another model may answer them badly; it is still its own text, which is
-what a draft has to guess. How well it can be guessed depends on the kind of prompt: where the
-next token is certain, as in copying, a draft is right whatever noise it has.
+what a draft has to guess. Agreement depends on the kind of prompt. If the next token is certain, as
+in copying, a draft is right whatever noise it has.
 """
 
 from __future__ import annotations

@@ -3,19 +3,18 @@
     python -m loadtest.hostile --output loadtest/results/hostile.json
 
 Starts `serve run` of a config (the demo's by default) privately, or uses one that runs (`--url`).
-Four free and four constrained streams run without end, each checked against the text it has when
-nobody else is there. Stretches by turns: a quiet one, one for each kind of attack, and one with
-all of them, in which other clients send: five bodies of 1 MB at once, a prompt of 32k tokens with
-logprobs for eight choices, a hundred small schemas that are slow to compile, ten at once. They
-send each once, or with `--relentless` again and again as fast as they are answered, which is an
-overload as well. What counts is the longest gap between two pieces of any stream: its median over
-the stretches with all attacks against its median over the quiet ones. (Logprobs of a prompt that
-fits have a stretch of their own and no claim: that is work like another, and prompts may slow
-streams.)
+Four free and four constrained streams run without end. Each is checked against its text without
+other load. Stretches come by turns: a quiet one, one for each kind of attack, and one with all of
+them. Other clients send five bodies of 1 MB at once, and a prompt of 32k tokens with logprobs for
+eight choices. They send a hundred small schemas that are slow to compile, ten at once. They send
+each once. With `--relentless` they send it again as soon as it is answered, which is an overload as
+well. The figure is the longest gap between two pieces of any stream. Its median over the stretches
+with all attacks is compared with its median over the quiet ones. (Logprobs of a prompt that fits
+have a stretch of their own and no claim, because prompts may slow streams.)
 
-Fails when that ratio is above `--gap-limit`, a stream has another text or ends, an attack is
-answered by anything but 200 or a refusal that names field, limit and value, or an ordinary schema
-of 47 KB is refused at the end. Ends with status 1 then.
+Fails when that ratio is above `--gap-limit`, or a stream has another text or ends. It fails when
+the answer to an attack is neither 200 nor a refusal that names field, limit and value. It fails
+when an ordinary schema of 47 KB is refused at the end. Ends with status 1 then.
 """
 
 from __future__ import annotations

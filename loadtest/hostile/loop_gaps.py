@@ -2,11 +2,11 @@
 
     python -m loadtest.hostile.loop_gaps --output loadtest/results/loop-gaps.json
 
-The routes run in this process, over the demo's tokenizer, with answers that are there at once: no
-model, no Ray, nothing else that takes time. Each attack is sent alone and five times at once. The
-figure is the longest time between two turns of the loop. An idle loop is measured next to it,
-because other programs of the machine cause gaps too. The command fails (status 1) if a median is
-above `--limit-ms`.
+The routes run in this process, over the demo's tokenizer, with answers that are there at once.
+There is no model, no Ray, nothing else that takes time. Each attack is sent alone and five times at
+once. The figure is the longest time between two turns of the loop. An idle loop is measured next to
+it, because other programs of the machine cause gaps too. The command fails (status 1) if a median
+is above `--limit-ms`.
 """
 
 from __future__ import annotations

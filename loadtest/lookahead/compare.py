@@ -6,7 +6,7 @@ CDSL is set in three ways, and each has a CDLH of its own beside it that commits
 - `gain`: this project's acceptance and commit, with the same thresholds;
 - `as recommended`: a request that says nothing else than its reward.
 
-Satisfaction and quality are of all prompts, several at once; speed is of the first few, one at a
+Satisfaction and quality are of all prompts, several at once. Speed is of the first few, one at a
 time, by turns.
 """
 

@@ -1,14 +1,13 @@
 """Estimates the effect of a draft's size: counts of real pairs, priced by curves of larger pairs.
 
-Each draft is listed with its own size: its parameters, its weights over the target's, and the
-measured time of its step beside a pass of the target.
+Each draft is listed with its own size: its parameters and its weights over the target's. The
+measured time of its step beside a pass of the target is given too.
 
 Counts of a run say how often the target passed, over how many rows, and how often the draft
 stepped. A pair of another size that agreed as often would have the same counts, and its curves give
 their cost. It is an assumption that it agrees as often: acceptance and satisfaction are those of
-the pair that was run. The curves follow a roofline: a pass takes as long as reading the weights
-once, or its arithmetic if that takes longer (Williams et al., CACM 52 (2009) 65). None is measured
-here.
+the pair that was run. The curves follow a roofline. A pass takes as long as reading the weights
+once, or its arithmetic if longer. (Williams et al., CACM 52 (2009) 65.) None is measured here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Answers of one pair in this process, and what they cost and satisfy.
 
 Counts are the same in every run of the same prompts and terms, whatever else the machine does. A
-*pass* is one of the target, for everything that is in it; a *step* is what one session or roll-out
-has of it. Passes of one text are those that follow each other: a step of CDLH has as many as its
-roll-outs have tokens, however many roll-outs share them. An engine that has one text may have some
-more, where roll-outs do not meet in a pass.
+*pass* is one of the target, with everything in it. A *step* is the part of one session or roll-out
+in it. Passes of one text follow each other. A step of CDLH has as many as its roll-outs have
+tokens, however many roll-outs share them. An engine that has one text may have some more, where
+roll-outs do not meet in a pass.
 """
 
 from __future__ import annotations

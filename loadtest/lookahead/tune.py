@@ -1,11 +1,11 @@
 """Picks a_t, r_t, d and what is committed for a task, from a few validation prompts.
 
-The rule: of all settings whose hard satisfaction is within an allowance of CDLH's, with the commit
-that suits CDLH best, the one with the lowest cost; where none is, the one that satisfies most. What
-is picked is shown beside CDLH with the same commit. Cost is target passes and draft steps a
-token, a step at the share of a pass that the draft's weights are of the target's. Settings are
-halved by that rule over more and more prompts (Jamieson and Talwalkar, arXiv 1502.07943), so most
-are dropped after a few; counts are exact, so the same prompts pick the same settings.
+The rule takes all settings whose hard satisfaction is within an allowance of CDLH's. CDLH has the
+commit that suits it best. It chooses the one with the lowest cost; without any, the one that
+satisfies most. What is picked is shown beside CDLH with the same commit. Cost is target passes and
+draft steps a token. A step costs the share of a pass that the draft's weights are of the target's.
+Settings are halved by that rule over more and more prompts, so most are dropped early. (Jamieson
+and Talwalkar, arXiv 1502.07943.) Counts are exact, so the same prompts pick the same settings.
 """
 
 from __future__ import annotations

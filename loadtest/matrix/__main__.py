@@ -4,9 +4,9 @@
     python -m loadtest.matrix --schemas 6 --seeds 1 --parameters top_p n
 
 Serves the demo pair in this process, with the HTTP routes but without a socket. First every
-sampling parameter is asked for, streamed and not, free and under constraints, without drafts and in
-four ways with them. Then random bounded schemas are answered at temperature 1 with several seeds at
-k = 0, k = 4 and adaptive k: each finished answer is checked by `jsonschema`. Ends with status 1
+sampling parameter is requested, streamed and not, free and under constraints. This happens without
+drafts and in four ways with them. Then random bounded schemas are answered at temperature 1 with
+several seeds. k is 0, 4 and adaptive. `jsonschema` checks each finished answer. Ends with status 1
 where a text differs, an answer breaks its schema, or fewer than 80% finish.
 """
 

@@ -1,7 +1,7 @@
 """Every sampling parameter, free and constrained, whole and streamed: drafts move no text.
 
-Each body is asked without drafts and in several ways with them, and all that the client sees of
-the answers must be equal: texts, ends, token counts, logprobs; or the refusal.
+Each body is asked without drafts and in several ways with them. All that the client sees of the
+answers must be equal: texts, ends, token counts, logprobs; or the refusal.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python -m loadtest.overload --output loadtest/results/overload.json
 
 Starts `serve run` of a config (`--config`, the demo's by default) privately and with the pods'
-environment, or uses one that runs (`--url`). Arrivals are a seeded Poisson process of chats, JSON
-records and questions after a shared prompt, and do not wait for answers. Rates rise by `--step`
-until fewer than 95% of arrivals become good answers: whole, right, first text within
+environment. With `--url` it uses one that runs. Arrivals are a seeded Poisson process of chats,
+JSON records and questions after a shared prompt. They do not wait for answers. Rates rise by
+`--step` until fewer than 95% of arrivals become good answers: whole, right, first text within
 `--first-text-limit`. The last rate before that is what the service sustains. Then come `--factors`
 times that. Fails unless goodput (good answers per second) at the greatest factor is within 10% of
-the peak of all stretches, a request that is turned away gets 429 with Retry-After quickly, nothing
-else goes wrong, and the load itself was on time. Writes a JSON file and a figure next to it. Ends
-with status 1 when something failed.
+the peak of all stretches. A refused request must get 429 with Retry-After quickly, and nothing else
+may go wrong. The load itself must be on time. Writes a JSON file and a figure next to it. Ends with
+status 1 when something failed.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
         --convert-script llama.cpp/convert_hf_to_gguf.py --target smollm2-135m-instruct \\
         --output results/peer.json
 
-Both read the same weights in bfloat16, ours from the checkpoint's folder and llama.cpp from
-target.gguf (and draft.gguf) in `--gguf-folder`, which are made where they are not there. Prompts
-go out as token ids and are answered greedily. Part `engine` compares times inside (ours without
-links and HTTP, llama-server by its own timings), part `http` both over HTTP by the client's clock.
+Both read the same weights in bfloat16. Ours reads the checkpoint's folder, and llama.cpp
+target.gguf (and draft.gguf) in `--gguf-folder`, which are made if they are missing. Prompts go out
+as token ids and are answered greedily. Part `engine` compares times inside (ours without links and
+HTTP, llama-server by its own timings). Part `http` compares both over HTTP by the client's clock.
 Without the binary ours is measured alone, and the file says so.
 """
 

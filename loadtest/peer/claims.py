@@ -1,8 +1,8 @@
 """Aims for ours next to llama.cpp and transformers: ratios of one run, with intervals.
 
 A ratio is the geometric mean over answers to the same prompt in the same turn. Its interval is the
-middle 95% of a bootstrap over these pairs. If the best of several ways counts, it is picked on one
-half of the turns and compared on the other, because luck would otherwise pick it.
+middle 95% of a bootstrap over these pairs. If the best of several ways counts, one half of the
+turns picks it and the other compares it. Luck would otherwise pick it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """llama.cpp's `llama-server` as a child process, asked for greedy answers by token ids.
 
-The binary and the GGUF files are the user's. A server lives for one run of one task: what its
-n-gram kinds have learnt of earlier answers goes with it, so no run knows the answers of the last.
+The binary and the GGUF files are the user's. A server lives for one run of one task. Its n-gram
+kinds lose their knowledge of earlier answers with it, so no run knows the answers of the last.
 Sources: tools/server/README.md and docs/speculative.md of github.com/ggml-org/llama.cpp.
 """
 

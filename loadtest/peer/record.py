@@ -2,7 +2,7 @@
 
 Such runs are short on a shared machine: each adds some threads, tasks or further turns. A line's
 runs follow each other in the order of their measurement. So turns of different lines pair up only
-if every run had the same ways; another set of ways is refused.
+if every run had the same ways. Another set of ways is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One answer as it was timed, and the lines that such answers make; knows no engine and no server.
 
-Two servers are compared by the time of a token after the first: the prompt's reading is left out,
-because an answer of another length would change its weight. Whole answers are kept next to it.
+Two servers are compared by the time of a token after the first. The prefill is left out, because an
+answer of another length would change its weight. Whole answers are kept next to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures several things by turns, because a machine's speed changes while one measures it.
 
-Every repeat runs all lines once, in an order that is turned by one each time, so that no line is
-always the one after a slow one. Medians are compared, and ratios are taken within a repeat.
+Every repeat runs all lines once. The order is turned by one each time, so that no line is always
+the one after a slow one. Medians are compared, and ratios are taken within a repeat.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Ratios of rates that were measured by turns, shares, and differences, with 95% intervals.
 
-A machine's speed changes while one measures, so a ratio is taken within a turn and the median over
-turns is the figure. The best of several lines is picked on one half of the turns and compared on
-the other: picked where it is compared, chance alone would make it look better than it is, the more
-so the more lines there are. Each half picks once for the other, so that every turn is compared.
+A machine's speed changes during a measurement. So a ratio is taken within a turn, and the median
+over turns is the figure. The best of several lines is picked on one half of the turns and compared
+on the other. Picked where it is compared, chance alone would make it look better than it is. The
+effect grows with the number of lines. Each half picks once for the other, so that every turn is
+compared.
 
-Intervals draw whole turns again (bootstrap); what was picked stays picked, so that a half of one
-or two turns has an interval too.
+Intervals draw whole turns again (bootstrap). A picked line stays picked, so that a half of one or
+two turns has an interval too.
 """
 
 from __future__ import annotations

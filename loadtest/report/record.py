@@ -1,7 +1,7 @@
 """Writes results: every file begins with the command, the machine and the settings.
 
-No result names a directory of the machine it was made on: paths are shown from the repository's
-root, others by their last part, and a pair given as LABEL=DIR by its label.
+No result names a directory of the machine it was made on. Paths are shown from the repository's
+root, others by their last part. A pair given as LABEL=DIR is shown by its label.
 """
 
 from __future__ import annotations

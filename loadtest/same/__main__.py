@@ -4,11 +4,11 @@
     python -m loadtest.same --url http://127.0.0.1:8000 --b-body '{"speculation": {"k": 5}}'
     python -m loadtest.same --output loadtest/results/same-demo.json
 
-Sends the same seeded requests to both sides, more than once and with more or fewer at a time, so
-that a difference can be told from a server that does not keep its own seeds. One URL: that server
-as it is against itself, or against itself with the fields of --b-body. No URL: --config is served
-and asked with drafts of 5 tokens (A) and without (B). Ends with 0: all texts were the same; 1: some
-were not; 2: a server could not be asked, or an answer did not come.
+Sends the same seeded requests to both sides, more than once and with more or fewer at a time. So a
+difference can be told from a server that does not keep its own seeds. One URL: that server as it is
+against itself, or against itself with the fields of --b-body. No URL: --config is served and asked
+with drafts of 5 tokens (A) and without (B). Ends with 0 if all texts were the same, and 1 if some
+were not. Status 2 means that a server could not be asked, or an answer did not come.
 """
 
 from __future__ import annotations

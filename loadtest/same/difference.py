@@ -1,7 +1,7 @@
 """Finds the place at which two texts part: the character, its surroundings, and the token.
 
 This module knows texts and tokens, no servers. A token is a text and its log probability. If a text
-has tokens on both sides, the token of the difference is the first that differs; else it is the one
+has tokens on both sides, the token of the difference is the first that differs. Else it is the one
 that holds the character.
 """
 

@@ -1,8 +1,8 @@
 """Finds the token at which two answers part, by asking once more for log probabilities.
 
 The question was asked without them, because some servers go another way when they are wanted. So
-they count only where the text is the one that was compared. Where a server has none, /tokenize says
-how many tokens both texts begin with; that is the tokenizer's cut of the text, which may not be the
+they count only where the text is the one that was compared. If a server has none, /tokenize says
+how many tokens both texts begin with. That is the tokenizer's cut of the text, which may not be the
 model's.
 """
 

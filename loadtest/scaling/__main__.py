@@ -3,10 +3,10 @@
     python -m loadtest.scaling --output loadtest/results/scaling.json
 
 Starts `serve run configs/demo.yaml` privately and takes down what every stream answers with one
-replica of each kind. Then serves it again with an autoscaling_config for every deployment
-(`scaling_config`: limits and delays made small, so that a laptop reaches them within minutes) and
-lets groups of streams come one after the other and leave again. The first group goes on until every
-deployment is back at one replica, so that replicas that leave have sessions to wait for. Every
+replica of each kind. Then it serves the config again with an autoscaling_config for every
+deployment (`scaling_config`). Limits and delays are small, so that a laptop reaches them within
+minutes. Groups of streams come one after the other and leave again. The first group goes on until
+every deployment is back at one replica. So replicas that leave have sessions to wait for. Every
 request must complete with the text it had without scaling and valid JSON. Prints numbers of
 replicas over time; the file holds every sample, with what the replicas themselves reported through
 Ray's metrics. Ends with status 1 when a request failed or a deployment did not go up and come back.
@@ -169,8 +169,8 @@ def groups(num_groups: int) -> list[list[Case]]:
     """Return the streams that come and leave together: three free ones, three with a schema.
 
     The first group, which stays, is smaller and does not draft: one replica of each kind is enough.
-    A draft on the same cores is as busy with one stream as with fifteen, half of the time, because
-    those share its passes.
+    A draft on the same cores is as busy with one stream as with fifteen, because those share its
+    passes. It is busy for half of the time.
     """
     free, constrained = free_cases(3 * num_groups), constrained_cases(3 * num_groups)
     plain = {"speculation": {"enabled": False}}

@@ -1,7 +1,7 @@
 """Numbers of replicas over time and what each replica says of its load, seen from outside.
 
-Replicas by state come from Serve's status, their load from what Ray exports on the node, as
-Prometheus would read it. Call within `service.parts.FaultService`, which connects to the cluster.
+Replicas by state come from Serve's status. Their load comes from Ray's metrics of the node, read
+like Prometheus does. Call within `service.parts.FaultService`, which connects to the cluster.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _END_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One look. `load` has a line per replica that has reported: its deployment, its id, its
-    measures; a replica that is draining or has just gone is still in it."""
+    """One look.
+
+    `load` has a line per replica that has reported: its deployment, its id, its measures. A replica
+    that is draining or has just gone is still in it.
+    """
 
     at_s: float  # since the watch began
     num_streams: int

@@ -1,7 +1,7 @@
 """The scenarios by name: one axis varied at a time around a middle, and corners of the whole.
 
 Axes: pair, batch, temperature, length of the output, what is asked for, and how the parts are
-connected. Names say how a scenario differs from the middle: `demo-b8-t1.3-link` has batch 8,
+connected. Names tell the difference from the middle scenario. `demo-b8-t1.3-link` has batch 8,
 temperature 1.3 and parts in processes of their own.
 """
 

@@ -1,9 +1,9 @@
 """Grows the pairs of the scenarios: one target, drafts of four costs, noise for four acceptances.
 
-All compute the function of the shipped draft, the smallest there is to grow, so that even a draft
+All compute the function of the shipped draft, the smallest one that can be grown. So even a draft
 that costs 1% of its target's pass is the same function before its noise. The noise is fitted once
-for each acceptance, on texts that the function writes itself, and serves drafts of every size.
-Built from `loadtest.grow`'s parts; `python -m loadtest.grow` makes single pairs.
+for each acceptance, on texts that the function writes itself. It serves drafts of every size. Built
+from `loadtest.grow`'s parts; `python -m loadtest.grow` makes single pairs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures one scenario: its lines by turns, and what the turns say of adaptive k.
 
-Lines are plain decoding, every fixed k, adaptive k, and k pinned inside the planner's machinery,
-which plans as ever and is overruled: next to the same k fixed it shows what planning costs. The
-planner of a line is warmed by some seconds of runs and kept between turns, as a server keeps it.
+Lines are plain decoding, every fixed k, adaptive k, and k pinned inside the planner's machinery.
+The latter plans as ever and is overruled; next to the same k fixed it shows the cost of planning.
+The planner of a line is warmed by some seconds of runs. It is kept between turns, as in a server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several Ray nodes on this machine, to which configs are deployed as an operator does it.
 
-Each node is a raylet of its own with labels, CPUs and GPUs in name only: Ray counts them, nobody
-computes on them. Everything is private (own folder, own ports) and ends with the block. A config
-meant for real nodes is fitted by `on_one_machine`.
+Each node is a raylet of its own with labels, CPUs and GPUs in name only. Ray counts them, but no
+process computes on them. Everything is private (own folder, own ports) and ends with the block. A
+config meant for real nodes is fitted by `on_one_machine`.
 """
 
 from __future__ import annotations
@@ -178,10 +178,10 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
     """Change a config for real nodes and GPUs as little as possible, to run on nodes in name.
 
-    The demo pair replaces its models, in float32 (only there 4 ranks give the text of 1), on CPUs,
-    with a context and a KV cache that fit them, and the demo's name. There is one HTTP proxy,
-    because all nodes share one port, and as many replicas as autoscaling begins with. Placement
-    stays as it is.
+    The demo pair replaces its models, in float32, because only there 4 ranks give the text of 1. It
+    runs on CPUs, with a context and a KV cache that fit them, and has the demo's name. There is one
+    HTTP proxy, because all nodes share one port, and as many replicas as autoscaling begins with.
+    Placement stays as it is.
     """
     config: Config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["proxy_location"] = "HeadOnly"

@@ -41,7 +41,7 @@ class GaugeWatch:
     def sample(self, at_s: float, *, asks_replicas: bool = True) -> dict[str, float]:
         """Read all of them once; what could not be read is a complaint.
 
-        Asking replicas goes through Ray and takes a second or two of a busy service; without it
+        Asking replicas goes through Ray and takes a second or two of a busy service. Without it
         their counters stay as they were.
         """
         sources = [("GET /metrics", self._scrape)]
@@ -76,8 +76,8 @@ class GaugeWatch:
 def gauges(text: str) -> dict[str, float]:
     """Return the gauges of an exposition; several label values count with their sum.
 
-    Other lines are not parsed: a page has more than a thousand, and a load whose event loop parsed
-    them all would send its requests late.
+    Other lines are not parsed. A page has more than a thousand. A load whose event loop parsed them
+    all would send its requests late.
     """
     found: dict[str, float] = {}
     names = {name for name in _GAUGE.findall(text) if not name.endswith("_created")}

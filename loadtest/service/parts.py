@@ -1,7 +1,7 @@
 """A served config seen from outside: which process plays which part, and what it still holds.
 
-Parts are found through Ray's actor table (a rank's owner is its coordinator), so the service needs
-to know nothing of being watched. One of these per Python process: Ray knows one cluster at a time.
+Parts are found through Ray's actor table (a rank's owner is its coordinator). So the service need
+not know that it is watched. One of these per Python process: Ray knows one cluster at a time.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def wait_gone(folder: Path, limit_s: float) -> list[psutil.Process]:
 def leave_ray() -> None:
     """Disconnect from Ray, and have Serve forget the controller it knew there.
 
-    Serve tells controllers apart by the number of this process's connection, which another cluster
-    may give again: it would then speak to a controller that is gone.
+    Serve tells controllers apart by the number of this process's connection. Another cluster may
+    give the same number, and Serve would then speak to a controller that is gone.
     """
     ray.shutdown()
     _set_global_client(None)

@@ -1,7 +1,7 @@
 """Engines that compute nothing and take simulated time: batches, draft steps, answers.
 
 The batch is formed by the code that serves (`models.scheduler.batch_window`), driven with simulated
-seconds; what a pass or a step takes comes from a `Machine`. Times are milliseconds.
+seconds. A `Machine` gives the time of a pass or a step. Times are milliseconds.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python -m loadtest.soak --minutes 20 --output loadtest/results/soak.json
 
 Starts `serve run` of a config (`--config`, the demo's by default) privately, or attaches to one
-that runs here (`--url`), keeps every place taken by the users of `client.workload` (chats, JSON
-records, a shared long prompt, readers who leave, bad requests), and samples the memory of every
+that runs here (`--url`). The users of `client.workload` keep every place taken: chats, JSON
+records, a shared long prompt, readers who leave, bad requests. It samples the memory of every
 process, the queues and the KV cache. Fails unless memory stays within 3% after the warm-up in every
-process of ours and in all of ours together, every request gets what it must, no queue exceeds its
-limit, and nothing is held or left running at the end. Writes a JSON file and a figure next to it.
-Ends with status 1 when something failed.
+process of ours and in all of ours together. Every request must get the required answer, and no
+queue may exceed its limit. Nothing may be held or left running at the end. Writes a JSON file and a
+figure next to it. Ends with status 1 when something failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks the samples of a soak: memory is flat, queues are within their limits.
 
-Memory is checked by private pages (USS, and their swapped part): a leak is private memory, while
+Memory is checked by private pages (USS, and their swapped part), because a leak is private memory.
 PSS and RSS also move when another process maps or leaves shared pages. The sum of PSS checks all
 processes together; it counts shared pages once, so growth of shared memory shows there. Ray's own
 processes are reported and not checked. The check compares the last quarter's median with that of

@@ -5,11 +5,11 @@
     python -m loadtest.study --target DIR --draft ngram --prompts kinds --output DIR
     python -m loadtest.study --theory 0.8 0.1 5 [--picture FILE.png]
 
-Measures acceptance by task and temperature, cost ratio, speed against k next to theory, where
-drafting stops paying as the batch grows, what short and long answers gain, what a JSON schema costs
-and gains, and what each part of the engine is worth. DIR gets study.json, pictures and report.md,
-written again after every part: a run that is cut, or that ends after `--seconds`, goes on where it
-stopped when it is given again.
+Measures acceptance by task and temperature, the cost ratio, and speed against k next to theory. It
+finds the batch at which drafting stops paying, and the gain of short and long answers. It measures
+the cost and the gain of a JSON schema, and the worth of each part of the engine. DIR gets
+study.json, pictures and report.md, written again after every part. A run that is cut, or that ends
+after `--seconds`, goes on where it stopped when it is given again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A target and its drafts in one process, under the router's real loop, for any way to draft.
 
-Between loop and engines there is no thread, no socket and no HTTP (`deployments.local.inline`):
-what a pair can give, before serving costs. Grammars are compiled and checked in a thread. What the
-planner learns of a way is kept from run to run, as in a service that has been up for a while.
+Between loop and engines there is no thread, no socket and no HTTP (`deployments.local.inline`). So
+it shows the limit of a pair, before the cost of serving. Grammars are compiled and checked in a
+thread. The planner's knowledge of a way is kept from run to run, as in a long-running service.
 """
 
 from __future__ import annotations

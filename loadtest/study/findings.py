@@ -1,6 +1,6 @@
 """Conclusions of a study: the best k of each task, the draft to take, the end of drafting.
 
-It reads a study's content as it is in its file, even if the study is not complete; a missing
+It reads a study's content as it is in its file, even if the study is not complete. A missing
 measurement is left out.
 """
 

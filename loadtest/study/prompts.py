@@ -5,8 +5,8 @@ optionally `schema`. The section on structure holds the answer to this JSON sche
 
     {"task": "code", "messages": [{"role": "user", "content": "Sort a list in Python."}]}
 
-Two sets have names: `demo`, held-out chats of the kinds that the demo pair was trained on, and
-`kinds`, this project's prompts for real models (`loadtest/kinds.json`).
+Two sets have names. `demo` has held-out chats of the kinds that the demo pair was trained on.
+`kinds` has this project's prompts for real models (`loadtest/kinds.json`).
 """
 
 from __future__ import annotations

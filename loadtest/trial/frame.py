@@ -1,7 +1,7 @@
 """The frame of every trial: parse the command line, run, report what did not hold, write, exit.
 
-A trial brings its options, its events and its checks. Whatever ends its run, an exception and
-Ctrl-C included, what it has found so far is printed and written, and never reads as clean.
+A trial brings its options, its events and its checks. The findings so far are printed and written
+at any end of the run, an exception and Ctrl-C included. They never read as clean then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Drafts by a model's first layers, with its own last norm and output layer.
 
-Nothing is loaded and nothing is kept beside the model: keys of the layers that run are what the
-whole pass writes there when it verifies. It pays where a checkpoint was trained to be right early
-(LayerSkip, 2404.16710); any other serves too.
+Nothing is loaded and nothing is kept beside the model. The keys of the layers that run are those
+that the whole pass writes there when it verifies. It pays where a checkpoint was trained to be
+right early (LayerSkip, 2404.16710); any other serves too.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     scores = -inf where a key is later than the row, or `window` and more positions before it
     weights = softmax of the scores and of one constant, the head's sink, that has no value
 
-Windows are read from the checkpoint's config, so that masks can be made before the first layer;
-what a layer itself asks for is compared with it in every pass (`window_of_layer`).
+Windows are read from the checkpoint's config, so that masks can be made before the first layer. The
+window that a layer itself asks for is compared with it in every pass (`window_of_layer`).
 """
 
 from __future__ import annotations

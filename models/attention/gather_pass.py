@@ -1,16 +1,16 @@
 """Attention of one pass by torch's own operations, on copies of the keys.
 
 Every layer writes the rows' keys and values to their slots and attends in tiles of query rows. The
-blocks of a pass are copied together, padded to one number of chunks per session, so that products
-run over all sessions at once. Windows, soft-capped scores, sinks and scales are the layer's
+blocks of a pass are copied together, padded to one number of chunks per session. So products run
+over all sessions at once. Windows, soft-capped scores, sinks and scales are the layer's
 `AttentionFeatures`.
 
-On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values
-is taken chunk by chunk: with one product over all keys the library would split the sum by their
-number, which others determine. How many rows a tile has does not matter from a few rows on
-(`gather_plan` says from how many), which was so on every CPU tried; where the start-up test
-finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one repeated. A sink
-takes a chunk of its own before the keys, so that they stay where the softmax has them.
+On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values is
+taken chunk by chunk. With one product over all keys the library would split the sum by their
+number, which others determine. The number of rows in a tile does not matter from a few rows on
+(`gather_plan` has the number). This was so on every CPU tried. If the start-up test finds
+otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one repeated. A sink takes a
+chunk of its own before the keys, so that they stay where the softmax has them.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, D head size, S sessions
 of one gather, t rows of a tile, M = G * t, J chunks of a session (padded), C tokens of a chunk,

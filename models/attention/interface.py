@@ -1,6 +1,6 @@
 """The attention function that transformers' models call, and what it needs of a pass.
 
-A back-end makes an `AttentionPass` for every pass and hands it to the model's forward; transformers
+A back-end makes an `AttentionPass` for every pass and hands it to the model's forward. transformers
 passes it on to the attention of each layer, which is `paged_attention`. So models of transformers
 read and write keys in blocks of sessions without knowing it.
 

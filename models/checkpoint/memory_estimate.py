@@ -1,8 +1,8 @@
 """Estimates what a model takes on each rank, from its config alone: nothing is read or allocated.
 
-The layers are made on torch's "meta" device, where tensors have shapes and no storage, and counted
-as `models/checkpoint/loader.py` will keep them. Importing transformers and torch is what takes the
-time.
+The layers are made on torch's "meta" device, where tensors have shapes and no storage. They are
+counted as `models/checkpoint/loader.py` will keep them. Importing transformers and torch is what
+takes the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks the small files of a checkpoint for all that a service later reads of them. Without torch.
 
-`python -m deployments.config --check`, the application that is built and `LLM` ask here before any
-weight is loaded; routers and engines read the same files by the same functions, so they say the
-same. Weights: `stored_weights.py`, and `stored_shapes.py` where torch is loaded.
+`python -m deployments.config --check`, the application and `LLM` ask here before any weight is
+loaded. Routers and engines read the same files by the same functions, so their errors agree.
+Weights: `stored_weights.py`, and `stored_shapes.py` where torch is loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Holds what a checkpoint's files store against what its config means, before weights are read.
 
-transformers' own loader decides which stored tensor becomes which weight. It is given tensors
-without storage, made of the files' headers, so that a model of any size is held against its files
-in a second, and says the same as when it is loaded.
+transformers' own loader decides which stored tensor becomes which weight. It takes tensors without
+storage, made of the files' headers. So a model of any size is checked against its files in a
+second, with the same result as when it is loaded.
 """
 
 from __future__ import annotations

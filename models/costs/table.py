@@ -1,12 +1,12 @@
 """Measured time as a function of a count: rows of a pass, sessions in a draft step.
 
-Nothing is assumed of the shape but that more takes no less time. Times are kept by size, each
-count up to 8 and about 15% of a larger one a cell of its own, and of each cell the median of the
+Nothing is assumed of the shape but that more takes no less time. Times are kept by size: each count
+up to 8 has a cell of its own, and so have about 15% of larger ones. A cell keeps the median of its
 last few counts. Read out, the cells form a curve that never falls, straight between them.
 
-Why medians: passes vary, some take several times as long as usual, and a long context makes those
-with prompts ever slower. A mean follows such passes; a promise made by it (`prefill_budget`) is
-broken by as much, and k chosen by it is no better.
+Medians are used because passes vary. Some take several times as long as usual, and a long context
+makes those with prompts ever slower. A mean follows such passes. A promise made by it
+(`prefill_budget`) is broken by as much, and k chosen by it is no better.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CostTable:
     def at(self, count: float) -> float:
         """Expected time for `count`, in the unit of the measurements; 0.0 without any.
 
-        Beyond what was measured the curve goes on along its mean slope: a count that was never
+        Beyond the measured counts the curve goes on along its mean slope. So a count that was never
         tried looks worth trying.
         """
         curve = self._curve
@@ -84,7 +84,7 @@ class CostTable:
         """Return the largest count that takes at most `time`; 0 if none is known to.
 
         A promise depends on it. So the time beyond the measured counts is taken to be in proportion
-        to the count, which is more than it can be.
+        to the count. That is more than it can be.
         """
         low, low_time = 0.0, 0.0
         for high, high_time in self._curve:
@@ -110,8 +110,8 @@ class CostTable:
     def _forget(self) -> None:
         """Forget stale cells that no pass can be as dear as.
 
-        Twice the count takes at most twice the time, so what is dearer, in proportion, than a fresh
-        smaller count was a hiccup, or the machine was slow then. Nobody would try it again.
+        Twice the count takes at most twice the time. So a value that is dearer, in proportion, than
+        a fresh smaller count was a hiccup, or the machine was slow then. Nobody would try it again.
         """
         least_per_count = math.inf
         for key in sorted(self._cells):
@@ -125,9 +125,9 @@ class CostTable:
     def _rising(self) -> list[tuple[float, float]]:
         """Points (count, time) of the closest curve that never falls, by weighted squares.
 
-        For example cells of 1, 4 and 8 rows with 10, 8 and 12 ms, measured as lately: the first two
-        fall, so both get their mean of 9 ms, and the curve is (1, 9), (4, 9), (8, 12). Were the
-        first one measured just now and the second one long ago, both would get about 10.
+        For example cells of 1, 4 and 8 rows have 10, 8 and 12 ms, measured equally lately. The
+        first two fall, so both get their mean of 9 ms. The curve is (1, 9), (4, 9), (8, 12). Were
+        the first one measured just now and the second one long ago, both would get about 10.
         """
         blocks: list[tuple[float, float, list[float]]] = []  # mean time, weight, counts
         for key in sorted(self._cells):

@@ -1,7 +1,7 @@
 """One ragged pass for the compiled CPU kernels: where keys lie, and who attends to what.
 
 `GatherPass` and its storage are the same for torch's own operations. Here a key head's tokens of a
-block lie side by side for each of its numbers, so that scores of neighbouring keys are computed
+block lie side by side for each of its numbers. So scores of neighbouring keys are computed
 together, without a sum across a vector.
 
 Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block.

@@ -1,6 +1,6 @@
 """One decoder layer of the Llama family as steps of compiled kernels, and the memory of its rows.
 
-Query, key and value share one product; gate and up share another, which applies the gate; a
+Query, key and value share one product. Gate and up share another, which applies the gate. A
 residual is added inside the product before it. Decoders (`fused_decoder.py`) and drafting layers
 (`fused_mtp.py`) are programs of such steps.
 """

@@ -1,9 +1,9 @@
 """The Llama family's forward pass as one program of compiled kernels.
 
 transformers runs some forty operations per layer; here they are eight kernels, half of them
-products. Query, key and value share one product; gate and up share another, which applies the gate;
-a residual is added inside the product before it. Everything stays independent of the other rows of
-a pass, and nothing of a pass goes back to Python between its first layer and its last.
+products. Query, key and value share one product. Gate and up share another, which applies the gate.
+A residual is added inside the product before it. All results stay independent of the other rows of
+a pass. Nothing of a pass goes back to Python between its first layer and its last.
 
 A model is taken apart by the names its layers have in transformers (`models/layers/family.py`).
 Knows nothing of sessions; `models/cpu/backend.py` calls it in place of the model.

@@ -4,8 +4,8 @@ Knows shapes and addresses; what is computed is in `models/cpu/kernels`. Only wh
 with compiled kernels imports this module: numba need not be there otherwise
 (`models/cpu/setup.py`).
 
-What stays the same in every pass is set once, when a step is made; what changes is in the table of
-the pass that its steps share. Tensors that a step was made with must stay where they are.
+Values that never change are set once, when a step is made. Changing values are in the table of the
+pass that its steps share. Tensors that a step was made with must stay where they are.
 
 Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block.
 """
@@ -50,8 +50,9 @@ class PassTable:
         self.address = ctypes.addressof(self.values)
 
     def put(self, field: int, tensor: Tensor) -> None:
-        """Have a field mean a contiguous tensor. The caller keeps it as long as steps may read it:
-        a table that did would hold the rows of the last pass, in every layer.
+        """Have a field mean a contiguous tensor. The caller keeps it as long as steps may read it.
+
+        A table that kept it would hold the rows of the last pass, in every layer.
         """
         self.values[field] = tensor.data_ptr()
 
@@ -169,8 +170,8 @@ class Store:
 class Rotation:
     """Norms and angles that prepare queries and keys.
 
-    `cosines` and `sines` are [positions, D], the sines of the first half negative; `norms` is None
-    where queries and keys have none.
+    `cosines` and `sines` are [positions, D], the sines of the first half negative. `norms` is None
+    if queries and keys have none.
     """
 
     cosines: Tensor

@@ -1,7 +1,7 @@
 """Lays a model out for a CPU, with the compiled kernels if they can serve it.
 
-It is the only module that loads them, and numba with them, and only if they are used: elsewhere
-neither has to be there.
+It is the only module that loads them, and numba with them. They are loaded only if they are used:
+elsewhere neither has to be there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Measures the demo pair on held-out text and prints JSON: `python -m models.demo.evaluate --corpus
-DIR`, and the pair in `concepts/` with `--task concepts`.
+"""Measures the demo pair on held-out text and prints JSON.
+
+    python -m models.demo.evaluate --corpus DIR
+
+`--task concepts` measures the pair in `concepts/`.
 
 Words, and combinations of phrasing and request, are those that training never saw. Acceptance is
-measured at positions of the target's own text, where speculation happens: greedy text for
-agreement, sampled text for temperature 1.
+measured at positions of the target's own text, where speculation happens. Agreement uses greedy
+text, temperature 1 uses sampled text.
 """
 
 import argparse
@@ -84,8 +87,8 @@ def rejection_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """Chance that two draws with one Gumbel noise agree: sum_x 1 / sum_y max(p_y/p_x, q_y/q_x).
 
-    Inputs [n, V], result [n]. Only the `COUPLED_TOP` tokens with the largest min(p, q) are summed,
-    so the result is a lower bound, less than the others' mass below the exact value.
+    Inputs [n, V], result [n]. Only the `COUPLED_TOP` tokens with the largest min(p, q) are summed.
+    So the result is a lower bound, less than the others' mass below the exact value.
     """
     overlap, top = torch.minimum(target_probs, draft_probs).topk(
         min(COUPLED_TOP, target_probs.shape[-1]), dim=-1
@@ -242,7 +245,7 @@ def concept_coverage(
     """Return how well greedy sentences use concept sets, as the reward `concepts` judges it.
 
     `hard` is the share of sentences that use all their concepts, `soft` the mean share of concepts
-    used; `ended` and `words` are of the sentences themselves.
+    used. `ended` and `words` are of the sentences themselves.
     """
     replies = pair.answer([ask(prompt_of(concepts), "") for concepts in sets], model)
     texts = [pair.text_of(ids) for ids in replies]

@@ -4,11 +4,11 @@
     python -m models.distill --kind mtp --target models/demo/target --prompts build/prompts.jsonl \\
         --answers build/answers.jsonl --out build/mtp
 
-`--kind` is `mtp` (an MTP head), `medusa` (Medusa heads) or `draft` (a small draft model). Prompts
-without an answer yet are answered by the target first; answers kept from real requests
-(`router.capture` of a config) need no prompts. A run that was stopped goes on with `--resume`. The
-folder that comes out is served by `target.heads` or `draft.model_path`; `acceptance.json` in it
-says how often its tokens are taken on answers that it never saw.
+`--kind` is `mtp` (an MTP head), `medusa` (Medusa heads) or `draft` (a small draft model). The
+target answers prompts that have no answer yet. Answers kept from real requests (`router.capture` of
+a config) need no prompts. A run that was stopped goes on with `--resume`. The resulting folder is
+served by `target.heads` or `draft.model_path`. Its `acceptance.json` has the acceptance of its
+tokens on answers that it never saw.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Text to learn from: a target's own answers to prompts, kept in a file that can be continued.
 
-A drafter is asked about the text that its target writes, so it learns from that text and not from
+A drafter is asked about the text that its target writes. So it learns from that text and not from
 others' (DistillSpec 2310.08461). A line of the file is one answer, as token ids:
 
     {"prompt_ids": [...], "answer_ids": [...]}

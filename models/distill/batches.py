@@ -1,7 +1,7 @@
 """Rows of tokens to train on.
 
-Invariant: a step's batch is a function of (seed, step) alone, so a resumed run sees what an
-unbroken one would. Texts follow one another in a row.
+Invariant: a step's batch is a function of (seed, step) alone. So a resumed run sees the batches of
+an unbroken one. Texts follow one another in a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small draft model for any target: a Llama with the target's tokenizer.
 
-Its embedding, which serves as its output layer too, begins as what the main directions of the
-target's keep of it, so tokens that are alike to the target are alike to the draft from the start.
+Its embedding, which serves as its output layer too, begins as the projection of the target's to its
+main directions. So tokens that are alike to the target are alike to the draft from the start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One resumable training loop, for whatever trains.
 
 Weights and optimiser state stay in float32; the forward pass may run in bfloat16. Invariants: the
-learning rate follows the step, never the clock; state replaces the old one in one rename, so a
+learning rate follows the step, never the clock. State replaces the old one in one rename, so a
 reader never sees half a file.
 """
 

@@ -1,9 +1,9 @@
 """Losses that train a drafter, and measures that judge its drafts.
 
-With p the target's law of the next token and q the drafter's, a token is accepted with probability
-sum min(p, q) by the rejection rule; under shared noise by the coupling's formula, which a gradient
-cannot be taken of cheaply and which the same sum is close to (LK losses 2602.23881, nla; Daliri et
-al. 2408.07978). Columns stand for the ids that are drafted; of others q is nothing.
+With p the target's law of the next token and q the drafter's, the rejection rule accepts a token
+with probability sum min(p, q). Under shared noise the probability is the coupling's formula. Its
+gradient is not cheap, and the same sum is close to it (LK losses 2602.23881, nla; Daliri et al.
+2408.07978). Columns stand for the ids that are drafted; of others q is nothing.
 """
 
 from __future__ import annotations

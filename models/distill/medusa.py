@@ -1,8 +1,7 @@
 """Medusa heads for a frozen model: what is trained, by what loss, and how they are written.
 
-Head i learns the distribution that the target itself will have i + 1 places behind the token that
-its state gives, along text that the target wrote. Only the residual layers train; the output layer
-is the target's.
+Head i learns the target's own distribution i + 1 places behind the token that its state gives. The
+text is one that the target wrote. Only the residual layers train; the output layer is the target's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Models of the Hugging Face hub by name: `org/name` in a config, at one commit, in its cache.
 
-A name becomes the folder of a snapshot, `.../models--org--name/snapshots/COMMIT` under `HF_HOME`,
-with the small files in it: enough to check a config. The folder's path says repository and commit,
-so a process that is handed it brings what its own node lacks, the weights above all, and all nodes
-come to the same files. What is fetched is never run; weights count if their sums are the hub's.
+A name becomes the folder of a snapshot, `.../models--org--name/snapshots/COMMIT` under `HF_HOME`.
+The small files are in it, which is enough to check a config. The folder's path has repository and
+commit. So a process that gets it fetches the files that its own node lacks, the weights above all.
+All nodes get the same files. What is fetched is never run; weights count if their sums are the
+hub's.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ logger = logging.getLogger("ray.serve")
 def gguf_file(path: Path) -> Path | None:
     """Return the GGUF file that a path names.
 
-    It is the path itself, or the only one in a folder without other weights; for a file in parts it
+    It is the path itself, or the only one in a folder without other weights. For a file in parts it
     is the first.
 
     Raises:

@@ -1,8 +1,8 @@
 """Reads what a GGUF file holds, from its header: no weight is read. Needs no torch.
 
 The file begins with its version, settings by name, and the name, shape, type and place of every
-tensor; the tensors' blocks follow (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
-A file that is cut off, damaged or of another kind is refused here, before it costs minutes; the
+tensor. The tensors' blocks follow (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A
+file that is cut off, damaged or of another kind is refused here, before it costs minutes. The
 package `gguf` knows the types.
 """
 

@@ -1,7 +1,7 @@
 """Writes the parts of a GGUF file as one, because transformers reads one file. Needs no torch.
 
-Large models come as `NAME-00001-of-00003.gguf` and so on: the first part has the settings, each has
-some of the tensors, with offsets of its own.
+Large models come as `NAME-00001-of-00003.gguf` and so on. The first part has the settings, and each
+has some of the tensors, with offsets of its own.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Chooses the sizes of pass that are captured as CUDA graphs, and each pass's graph. Plain ints.
 
-A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has
-a number of rows and a bound on the rows of one session, which kernels choose their tiles by: 1 for
-draft and decode steps, `VERIFY_ROWS` for verify rounds. Sizes of these are spaced so that a pass is
-never padded by more than a third, or by 7 rows.
+A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has a
+number of rows and a bound on the rows of one session, by which kernels choose their tiles. The
+bound is 1 for draft and decode steps, `VERIFY_ROWS` for verify rounds. Their sizes are spaced so
+that a pass is never padded by more than a third, or by 7 rows.
 
-Passes with chunks of prompts have buckets of their own, up to `PROMPT_ROWS` rows, that leave a
-session as many rows as there are. Such a pass takes as long as reading the weights does, however
-many of these rows are padded, and launching it kernel by kernel takes about as long: 5 ms of the
-host for 32 layers of 9 launches (5 to 30 us each, estimated), where an 8B model on an H100 computes
-for 4.5. Streams beside the chunk would wait for that. Longer passes compute for longer than they
-take to launch, and padding them would cost more than it gains.
+Passes with chunks of prompts have buckets of their own, up to `PROMPT_ROWS` rows. These let a
+session have all of the rows. Such a pass takes as long as reading the weights, however many of its
+rows are padding. Launching it kernel by kernel takes about as long: 5 ms of the host for 32 layers
+of 9 launches (5 to 30 us each, estimated). An 8B model on an H100 computes for 4.5 ms. Streams
+beside the chunk would wait for that. Longer passes compute for longer than they take to launch, and
+padding them would cost more than it gains.
 
-Graphs are captured smallest first: where memory runs over its bound the largest are missing, whose
-passes compute the longest and so mind being launched kernel by kernel the least.
+Graphs are captured smallest first. If memory exceeds its bound, the largest are missing. Their
+passes compute the longest, so launches kernel by kernel cost them the least.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The back-end of a paged attention kernel.
 
 Passes whose shape has a bucket are replayed from captured graphs, the others are run as they are.
-The graphs are captured when a `PagedBackend` is made; whether they give what eager passes give is
-up to the kernels, whose tiles may depend on the shape, and is what `self_test` measures.
+The graphs are captured when a `PagedBackend` is made. Their results may differ from those of eager
+passes, because the kernels' tiles may depend on the shape; `self_test` measures it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Linear layers with weights and inputs of 8 bits for GPUs: half of what a pass reads.
 
-Each weight is rounded to float8_e4m3 once, when the model is loaded, with a scale for each output;
-each row of the inputs is rounded when it comes, with a scale of its own. That is what published
-"FP8-dynamic" checkpoints hold (`models/checkpoint/float8.py`: their numbers and scales are taken as
-they are), and like them the last layer, which gives the logits, stays as it is. Products are
-torch's `_scaled_mm` (cuBLAS or CUTLASS on GPUs from compute capability 8.9 on; on a CPU it computes
-the same slowly, which is how it is tested). Draws of a target are then those of the rounded model;
-a draft's rounding changes its speed alone.
+Each weight is rounded to float8_e4m3 once, when the model is loaded, with a scale for each output.
+Each row of the inputs is rounded when it comes, with a scale of its own. Published "FP8-dynamic"
+checkpoints hold the same (`models/checkpoint/float8.py`), and their numbers and scales are taken as
+they are. Like in them, the last layer, which gives the logits, is not rounded. Products are torch's
+`_scaled_mm` (cuBLAS or CUTLASS on GPUs from compute capability 8.9 on). A CPU computes the same
+slowly, which serves for tests. Draws of a target are then those of the rounded model; a draft's
+rounding changes its speed alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Passes replayed from captured graphs: fixed input buffers, one graph per bucket.
 
-`BucketedPasses` writes a pass's padded index arrays into buffers whose addresses never change,
-replays the graph of the bucket, and hands out the rows that are real. Which bucket is
-`buckets`' matter, what padding means that of `indices`. What "capture" is depends on
-the backend: `CudaGraphs` records the kernels, `EagerGraphs` calls the function again, which tests
-everything but the recording on any machine.
+`BucketedPasses` writes a pass's padded index arrays into buffers whose addresses never change. Then
+it replays the graph of the bucket, and returns the rows that are real. Which bucket is `buckets`'
+matter, what padding means that of `indices`. The meaning of "capture" depends on the backend.
+`CudaGraphs` records the kernels. `EagerGraphs` calls the function again, which tests everything but
+the recording on any machine.
 
 CudaGraphs has never run on a GPU so far: `tests/gpu` holds what must pass there first.
 """
@@ -177,8 +177,8 @@ def _captured(
 class BucketedPasses:
     """Graphs of all buckets of a plan, captured when made.
 
-    All of them write their logits into one buffer: of 53 graphs of a model with 128,000 ids, the
-    logits alone would be 6.7 GB.
+    All of them write their logits into one buffer. The logits alone of 53 graphs of a model with
+    128,000 ids would be 6.7 GB.
 
     Args:
         backend: what captures.

@@ -1,13 +1,13 @@
 """The index arrays of a ragged pass over paged KV, padded or not. Plain ints and numpy; no model.
 
-A pass of R rows and S sessions is described by what a paged attention kernel wants: where each
-row's key goes (slot), which rows belong to which session (cumulative row counts), how many keys
-each session has, and the pages they lie in (block table). All of it travels to the device in two
-arrays, one of int64 and one of int32, which `PassTensors` cuts into views.
+A pass of R rows and S sessions is described as a paged attention kernel wants it. It has each row's
+slot for its key, the cumulative row counts of sessions, the number of each session's keys, and the
+block table of their pages. All of it travels to the device in two arrays, one of int64 and one of
+int32. `PassTensors` cuts them into views.
 
-Padding adds rows and sessions that concern nobody: every padded row is a session of its own with
-one key, which is in the null block; sessions left over have no rows and no keys. So a pass padded
-to n rows always has n sessions, and no real session's rows, keys or blocks are touched.
+Padding adds rows and sessions without an owner. Every padded row is a session of its own with one
+key, which is in the null block. Sessions left over have no rows and no keys. So a pass padded to n
+rows always has n sessions. No real session's rows, keys or blocks are touched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Paged attention by one kernel call per layer: the GPU path of `attention.interface`.
 
 torch's `varlen_attn` (`torch.nn.attention.varlen`) attends ragged query rows to keys that lie in
-pages, through a block table: nothing is gathered and nothing is padded. Which builds and devices
+pages, through a block table. Nothing is gathered and nothing is padded. Which builds and devices
 have a kernel that does this correctly is found out in `models/gpu/probe.py`.
 
 Of what layers may ask, windows are the kernel's own; sinks are applied after it from its
@@ -66,10 +66,10 @@ class VarlenKernel:
     ) -> Any:
         """Attention [R, H, D]; `with_lse` a pair of it and the log-sum-exp, [H, R].
 
-        The last row of a session is its last key, and no row sees a later one. Keys are never
-        split among blocks of threads (`num_splits=1`): so a row's result does not depend on the
-        other sessions, and torch's kernels for split keys in pages have given wrong results
-        (pytorch issue 194167, torchtitan issue 3235).
+        The last row of a session is its last key, and no row sees a later one. Keys are never split
+        among blocks of threads (`num_splits=1`), so a row's result does not depend on the other
+        sessions. Besides, torch's kernels for split keys in pages have given wrong results (pytorch
+        issue 194167, torchtitan issue 3235).
         """
         asked = {"return_aux": self.aux_request} if wanted.with_lse else {}
         window = wanted.window
@@ -152,8 +152,8 @@ def add_sinks(
 ) -> Tensor:  # [R, H, D]
     """Correct the attention for one more key per head, of value 0.
 
-    That key takes exp(sink) of the sum and gives nothing, so all outputs shrink by
-    sum / (sum + exp(sink)), which is sigmoid(log(sum) - sink).
+    That key takes exp(sink) of the sum and gives nothing. So all outputs shrink by sum / (sum +
+    exp(sink)), which is sigmoid(log(sum) - sink).
     """
     share = torch.sigmoid(log_sum.T - sinks.float())  # [R, H]
     return (out.float() * share.unsqueeze(-1)).to(out.dtype)

@@ -65,8 +65,10 @@ class LayerOperations(Protocol):
     def place(
         self, mixed: Tensor, rotation: Rotation, head_norm: Norm | None, slots: Slots
     ) -> Tensor:
-        """Rotated queries [R, H, D] of joined products [R, (H + 2 K) * D]; keys and values are in
-        their slots."""
+        """Return the rotated queries [R, H, D] of joined products [R, (H + 2 K) * D].
+
+        Keys and values are in their slots.
+        """
         ...
 
     def gate(self, gate_up: Tensor) -> Tensor:

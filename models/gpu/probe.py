@@ -1,20 +1,20 @@
 """Finding a paged attention kernel that works here, by trying it; the supported torch range.
 
 Torch from 2.11 to 2.13 is supported, by what it can do and not by its number. All of them have
-`varlen_attn`; block tables, key counts and `num_splits` came to its signature by 2.12. What stands
-behind it is another question: the built-in FlashAttention 2 takes pages of a multiple of 256
-tokens at best (`block_size: 256`) and refused block tables at first; FlashAttention 3 (Hopper,
-package `flash_attn_interface`) takes pages of any size, and 4 reads pages on Blackwell only
-(pytorch pull requests 175924, 176905, 179760; flash-attention issue 1627). They are switched by
-`torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs
-small ragged passes with the model's own heads, at each page size that may be taken, and must agree
-with the reference; where none does, the model is served by the gathering back-end,
-`models/attention/gather.py`, which needs no kernel.
+`varlen_attn`; block tables, key counts and `num_splits` came to its signature by 2.12. The
+implementation behind it varies. The built-in FlashAttention 2 takes pages of a multiple of 256
+tokens at best (`block_size: 256`) and refused block tables at first. FlashAttention 3 (Hopper,
+package `flash_attn_interface`) takes pages of any size. FlashAttention 4 reads pages on Blackwell
+only (pytorch pull requests 175924, 176905, 179760; flash-attention issue 1627). They are switched
+by `torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs
+small ragged passes with the model's own heads, at each possible page size, and must agree with the
+reference. If none does, the gathering back-end, `models/attention/gather.py`, serves the model; it
+needs no kernel.
 
-What is computed on is chosen by the page size, so that every table has several pages: a kernel that
-reads the first page of each session only would be right on any session shorter than that. Kernels
-choose other code where no session has more than one row, and by the number of rows, so passes of
-one row each, of more than 64 and padded ones are all among them.
+The data is chosen by the page size, so that every table has several pages. A kernel that reads only
+the first page of each session would be right on any shorter session. Kernels choose other code if
+no session has more than one row, and by the number of rows. So there are passes of one row each, of
+more than 64 and padded ones.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def probe(
 ) -> str:
     """Return the errors of the kernel on small ragged passes over scattered pages, or "".
 
-    All pages hold other random keys, so that a wrong page, a wrong mask or a transposed
-    log-sum-exp is noticed; slots that nobody has written hold `unwritten`.
+    All pages hold other random keys, so that a wrong page, a wrong mask or a transposed log-sum-exp
+    is noticed. Unwritten slots hold `unwritten`.
     """
     size = sizes.block_size
     for planned in _probe_passes(size):

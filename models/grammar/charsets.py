@@ -1,9 +1,9 @@
 """Sets of characters as Python's `re` sees them. Standard library only.
 
-A set is a tuple of ranges of code points, ascending, disjoint, both ends included. Which
-characters are digits, word characters, white space or the same but for their case is asked of `re`
-itself, once for each process, so that the sets mean what they mean to a client that checks an
-answer with `re.fullmatch`. Lone surrogates are in no set: a text that can be sent has none.
+A set is a tuple of ranges of code points, ascending, disjoint, both ends included. `re` itself
+tells which characters are digits, word characters, white space or the same but for their case, once
+for each process. So the sets mean the same to a client that checks an answer with `re.fullmatch`.
+Lone surrogates are in no set: a text that can be sent has none.
 """
 
 from __future__ import annotations

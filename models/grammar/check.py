@@ -3,8 +3,8 @@
     python -m models.grammar.check --grammar sql.lark answer.txt
     echo '{"a": 1}' | python -m models.grammar.check --schema schema.json -
 
-The command needs no model: without `--tokenizer` every byte is a token. It ends with 0 where the
-whole text obeys the grammar, 1 where it does not, 2 where the grammar is refused.
+The command needs no model: without `--tokenizer` every byte is a token. It ends with 0 if the whole
+text obeys the grammar, 1 if it does not, 2 if the grammar is refused.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MEMORY_BYTES = 2 << 30
 class Checked:
     """The part of a text that obeys a grammar.
 
-    `num_bytes` of its UTF-8 can begin a text of the grammar; `may_end`: they are a whole one;
-    `expected`: some texts of which one may come next, none where the text must end.
+    `num_bytes` of its UTF-8 can begin a text of the grammar. `may_end`: they are a whole one.
+    `expected`: some texts of which one may come next, none if the text must end.
     """
 
     num_bytes: int

@@ -1,7 +1,7 @@
 """A list of choices as a grammar: the text is exactly one of them.
 
-All choices are one lexeme, a regular expression of literals: where one choice begins another, the
-end of the text decides. Sources: llguidance docs/syntax.md (Lark form).
+All choices are one lexeme, a regular expression of literals. If one choice begins another, the end
+of the text decides. Sources: llguidance docs/syntax.md (Lark form).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A `GrammarCompiler` turns a grammar of any kind into a `CompiledGrammar` (`state.py`).
 
-Schemas that may be loosened (`Grammar.loose`, tools without `strict`) lose what cannot be served,
-place by place (`schema/loosen.py`); all others are served exactly or refused.
+Schemas that may be loosened (`Grammar.loose`, tools without `strict`) lose unsupported parts, place
+by place (`schema/loosen.py`). All others are served exactly or refused.
 
 Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
 docs/syntax.md.
@@ -53,7 +53,7 @@ _PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column; the column is
 class VocabularyInfo:
     """The tokens of a vocabulary.
 
-    `tokenizer_json` is the text of a tokenizer.json; `vocab_size` may be padded beyond it: the
+    `tokenizer_json` is the text of a tokenizer.json. `vocab_size` may be padded beyond it: the
     tokens in the padding are never allowed. `eos_ids` are all ids that end a text.
     """
 

@@ -1,8 +1,8 @@
 """Engines get grammar masks from sources here, and wait for them with tickets.
 
 A `MaskSource` carries mask requests to constraint services and their replies back; it may lose
-them. `MaskClient` gives each wait its ticket, asks again when a matcher's committed state has moved
-on, and learns that state from every reply. Sources: a link to the constraint service (in
+them. `MaskClient` gives each wait its ticket and asks again when a matcher's committed state has
+moved on. It learns that state from every reply. Sources: a link to the constraint service (in
 `deployments`), or `LocalMaskSource` over a grammar host in the same process.
 
 Invariant: a wait ends with rows, with a failure, or by `drop`; late replies find no ticket.

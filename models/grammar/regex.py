@@ -1,6 +1,6 @@
 r"""A regular expression as a grammar: the whole text matches, as in Python's `re.fullmatch`.
 
-The dialect is Python's, read by `patterns`, and no part of the text itself reaches llguidance's own
+The dialect is Python's, read by `patterns`. No part of the text itself reaches llguidance's own
 parser, whose dialect differs: every character and every set is spelt as code points. Sets are
 terminals of their own, so that `\w` (734 ranges) is spelt once however often it occurs.
 

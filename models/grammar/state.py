@@ -1,11 +1,12 @@
 """The states of texts under compiled grammars: what may come next, and whether they may end.
 
-Copies are cheap (1-5 us) and share what the lexer has learned, so every question is asked of a copy
-and a state itself holds committed tokens only.
+Copies are cheap (1-5 us) and share the knowledge of the lexer. So every question is asked of a
+copy, and a state itself holds committed tokens only.
 
 End-of-sequence tokens never enter the matcher. llguidance records an eos in one of its two end
-states and not in the other, so rolling back over one is not reliable; here an eos is allowed
-exactly where the text may end, and after it nothing is. An illegal token leaves a state as it was.
+states and not in the other, so rolling back over one is not reliable. Here an eos is allowed
+exactly where the text may end, and nothing is allowed after it. An illegal token leaves a state as
+it was.
 
 Knows no sessions, no sockets, no torch. Source: llguidance 1.9 `LLMatcher`.
 """
@@ -61,8 +62,8 @@ class RowLayout:
 class CompiledGrammar:
     """A grammar ready to start texts. Shared by all sessions that use it.
 
-    `loosened`: what of the client's grammar is not enforced; `dropped`: what of that was taken out
-    of its schemas, so that it is served (`Grammar.dropped`).
+    `loosened`: the parts of the client's grammar that are not enforced. `dropped`: those of them
+    that were taken out of its schemas, so that it is served (`Grammar.dropped`).
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class GrammarState:
         """Clear special tokens whose names the grammar has as text.
 
         If the next text is forced and spells a special token's name, llguidance's mask has that
-        token alone, which its matcher then refuses. The text's first byte stands in for it.
+        token alone. Its matcher then refuses it. The text's first byte stands in for it.
         """
         left = bits & self._rows.special
         while left:

@@ -1,11 +1,11 @@
 """An EAGLE-3 head: one decoder layer that drafts from states of several of the target's layers.
 
-Rows that go into some layers of the target (three by default: an early, a middle and a late one)
-are fused into one state. The head's row at position p joins the state of the row that gave token p
-with that token's embedding: queries, keys and values are made of both side by side. What the layer
-gives is the state for the next row, and its own norm and output layer make logits of it, for some
-of the target's ids (2503.01840). Where those rows lie, how they follow the model's and go back is
-the same as for an MTP head (`mtp.py`).
+Rows that go into some layers of the target are fused into one state. There are three layers by
+default: an early, a middle and a late one. The head's row at position p joins the state of the row
+that gave token p with that token's embedding. Queries, keys and values are made of both side by
+side. The layer's output is the state for the next row. Its own norm and output layer make logits of
+it, for some of the target's ids (2503.01840). The place of those rows, their growth and their
+rollback are the same as for an MTP head (`mtp.py`).
 
 Shape letters: R rows, n rows whose logits are wanted, F hidden size, N draft ids, V vocabulary.
 """

@@ -1,10 +1,10 @@
 """Medusa heads: each guesses one further token from the target's last hidden state alone.
 
-Head i adds residual layers of its own to the state that gave the newest token's logits, and its
-output layer gives logits for the token i + 1 places behind that token. The heads do not see one
-another's tokens, so all of them are one small pass, with no keys to keep (Cai et al., 2401.10774).
-Where ranks share the target its leader has the residual layers, and each rank its words' rows of
-the output layers.
+Head i adds residual layers of its own to the state that gave the newest token's logits. Its output
+layer gives logits for the token i + 1 places behind that token. The heads do not see one another's
+tokens. So all of them are one small pass, with no keys to keep (Cai et al., 2401.10774). If ranks
+share the target, its leader has the residual layers. Each rank has its words' rows of the output
+layers.
 
 Shape letters: S sessions, H heads, F hidden size, V columns of the logits.
 """

@@ -1,24 +1,24 @@
 """Assigns KV blocks to sessions. Plain ints; knows nothing of tensors or models.
 
-A block is `block_size` consecutive token slots: block b holds slots
-[b * block_size, (b + 1) * block_size). A block table lists a session's blocks in order, so the
-KV of its position i is in slot `block_ids[i // block_size] * block_size + i % block_size`.
-Extending and rolling back are both `BlockTable.resize`, to a number of tokens.
+A block is `block_size` consecutive token slots: block b holds slots [b * block_size, (b + 1) *
+block_size). A block table lists a session's blocks in order. So the KV of its position i is in slot
+`block_ids[i // block_size] * block_size + i % block_size`. Extending and rolling back are both
+`BlockTable.resize`, to a number of tokens.
 
 Tables may share blocks that are full and that nobody writes any more (`BlockTable.adopt`). A table
-that has to write into a shared block gives it up and takes one of its own (`BlockTable.reserve`);
-the rows it held are computed again from the block's start. They are fewer than `block_size` and
-mostly go along in a pass that runs anyway, so no block is ever copied and all of this stays
+that has to write into a shared block gives it up and takes one of its own (`BlockTable.reserve`).
+The rows it held are computed again from the block's start. They are fewer than `block_size` and
+mostly go along in a pass that runs anyway. So no block is ever copied, and all of this stays
 bookkeeping of ints.
 
-A block may be kept (`BlockPool.keep`): then nobody writes it, and when no table lists it any more
-it is idle: its KV stays until the pool needs the room. The block that became idle first goes
-first. A table lets go of its last blocks first, so that of two blocks which every table lists
-together, in this order, the second is never idle for a shorter time than the first.
+A block may be kept (`BlockPool.keep`). Then no table may write it, and it is idle when no table
+lists it any more. Its KV stays until the pool needs the room. The block that became idle first goes
+first. A table lets go of its last blocks first. So if every table lists two blocks together, in
+this order, the second is never idle for a shorter time than the first.
 
-Invariant: a block is free or idle exactly when no table lists it, idle if it is kept; its
-reference count is the number of tables that list it. `BlockPool.check` proves it. Vocabulary and
-idea: vLLM, arXiv 2309.06180.
+Invariant: a block is free or idle exactly when no table lists it, idle if it is kept. Its reference
+count is the number of tables that list it. `BlockPool.check` proves it. Vocabulary and idea: vLLM,
+arXiv 2309.06180.
 """
 
 from __future__ import annotations

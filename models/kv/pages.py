@@ -1,9 +1,9 @@
 """Keys and values of all layers as pages: the layout that paged GPU kernels read in place.
 
-It holds what `KVStorage` holds and is written through the same calls, but a page is a block's
-tokens with all heads of each, [num_pages, block_size, K, D], where `KVStorage` keeps the tokens of
-one head together, which suits products on a CPU. Which of the two a model has is decided once,
-with its attention kernel. `block_pool` says which block belongs to whom.
+It holds the same as `KVStorage` and is written through the same calls. A page is a block's tokens
+with all heads of each, [num_pages, block_size, K, D]. `KVStorage` keeps the tokens of one head
+together, which suits products on a CPU. Which of the two a model has is decided once, with its
+attention kernel. `block_pool` says which block belongs to whom.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from models.kv.storage import KVBlocks, KVSizes
 class PageStorage(KVBlocks):
     """Keys and values of all layers, in pages. One page more than the pool has blocks.
 
-    That page, the null block, fills up block tables and takes the keys of padded rows: what is in
-    it is finite and concerns nobody.
+    That page, the null block, fills up block tables and takes the keys of padded rows. Its content
+    is finite and has no effect.
     """
 
     def __init__(self, sizes: KVSizes) -> None:

@@ -88,8 +88,8 @@ class KVBlocks:
 class KVStorage(KVBlocks):
     """The layout that suits products on a CPU; its null block stays zero.
 
-    A block's tokens lie together head by head, [blocks, K, block_size, D], so that one batched
-    product multiplies any stretch of blocks where it is.
+    A block's tokens lie together head by head, [blocks, K, block_size, D]. So one batched product
+    multiplies any stretch of blocks in its place.
     """
 
     def __init__(self, sizes: KVSizes) -> None:

@@ -1,9 +1,10 @@
 """Mixtures of experts on a CPU, so that a row's result does not depend on the other rows.
 
-How many rows reach an expert is a matter of the whole pass, and so is the kernel a plain product
-would take. Here each expert's products are packed (`models/layers/linear.py`), its gate is computed
-in whole vector blocks, and a row's experts are summed in the order of its own choice. Routers,
-whose products are not linear layers of their own, are called with blocks of always the same rows.
+The number of rows that reach an expert depends on the whole pass. So does the kernel that a plain
+product would take. Here each expert's products are packed (`models/layers/linear.py`), and its gate
+is computed in whole vector blocks. A row's experts are summed in the order of its own choice.
+Routers, whose products are not linear layers of their own, are called with blocks of always the
+same rows.
 
 Experts are those that transformers marks with `use_experts_implementation`.
 """

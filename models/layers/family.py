@@ -1,7 +1,7 @@
 """The Llama family, by the names that its parts have in transformers.
 
-What back-ends share that take a model apart and compute its layers themselves: `cpu/fused_decoder`
-as compiled kernels, `gpu/decoder` as fewer and larger operations of torch.
+Shared by back-ends that take a model apart and compute its layers themselves. `cpu/fused_decoder`
+uses compiled kernels, `gpu/decoder` fewer and larger operations of torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rotary_tables(rotary: Any, num_positions: int, like: Tensor) -> tuple[Tensor
     """Cosine and signed sine of all positions, [num_positions, D].
 
     transformers adds rotate_half(x) * sin, where rotate_half swaps the halves and negates the
-    first; here the halves are swapped and the sine of the first half is negative.
+    first. Here the halves are swapped and the sine of the first half is negative.
     """
     positions = torch.arange(num_positions, device=like.device)
     cos, sin = rotary(like, position_ids=positions.unsqueeze(0))

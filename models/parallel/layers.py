@@ -1,7 +1,7 @@
 """One rank's share of a model's layers as plain modules, after transformers sharded the weights.
 
 transformers leaves DTensors and a hooked forward on every layer that its plan names. Here each of
-them becomes a plain module over the local shard, with an explicit exchange where the plan has one:
+them becomes a plain module over the local shard. It has an explicit exchange if the plan has one:
 
     colwise                  local columns of the output; nothing to exchange
     colwise_gather_output    local columns, then every rank gets all (logits: the leader alone)

@@ -1,19 +1,19 @@
 """Messages of the leader of a tensor-parallel group: work for all ranks, wait on, or stop.
 
-A message is a flat list of 32-bit integers, because that is what a process group can broadcast
-without pickling: its kind, then for a pass each session's rows as
+A message is a flat list of 32-bit integers, because a process group can broadcast that without
+pickling. It has its kind, then for a pass each session's rows as
 
     start, num_logits, copied block or -1, number of tokens, of blocks, of shared rows,
     tokens..., blocks..., shared rows...
 
 Followers need nothing else: KV is addressed by block ids, and rolling back is by length. Blocks
 after a session's last row are not sent; nothing but padding is ever read from them. A message
-travels in one frame of fixed size, and the few that are longer (prompts) in a second one, so that
-a decode pass costs one broadcast.
+travels in one frame of fixed size. The few longer ones (prompts) take a second frame, so that a
+decode pass costs one broadcast.
 
-What drafts in the target is work of the same kind, step by step: only the leader knows what it
-drew, and how many steps there are. States that a step begins with follow its message as a tensor,
-whose shape the message says.
+Drafting in the target is work of the same kind, step by step. Only the leader knows its draws and
+the number of steps. States that a step begins with follow its message as a tensor, whose shape the
+message says.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The ranks that share one model, and what they say to each other: passes, sums, columns.
 
-Each rank is a process with one device. Rank 0 is the leader: it announces every pass and every
-step of drafting (`message`), all ranks compute it together, and only the leader gets the logits.
-Tensors go over NCCL on CUDA and over gloo on a CPU; announcements always go over gloo, whose waits
-need no device. An announcement comes at least every `KEEP_ALIVE_S` seconds, so a follower's wait
-has a limit although an idle leader has nothing to compute.
+Each rank is a process with one device. Rank 0 is the leader: it announces every pass and every step
+of drafting (`message`). All ranks compute it together, and only the leader gets the logits. Tensors
+go over NCCL on CUDA and over gloo on a CPU. Announcements always go over gloo, whose waits need no
+device. An announcement comes at least every `KEEP_ALIVE_S` seconds. So a follower's wait has a
+limit although an idle leader has nothing to compute.
 
-On a CPU sums are taken in rank order, in float32, rounded once: a row's sum then depends neither
-on the other rows of the pass nor on timing. (gloo's own all-reduce cuts the buffer into pieces by
-its size and adds each in another order.) NCCL's sums are taken as they come.
+On a CPU sums are taken in rank order, in float32, rounded once. A row's sum then depends neither on
+the other rows of the pass nor on timing. (gloo's own all-reduce cuts the buffer into pieces by its
+size and adds each in another order.) NCCL's sums are not ordered here.
 
 A rank that dies breaks its connections: whatever the others wait for raises RuntimeError.
 """

@@ -1,7 +1,7 @@
 """A small classifier as a reward: sentiment, harmlessness, or whatever its labels are.
 
-It is a checkpoint of transformers for sequence classification with its tokenizer, in a local folder
-that the operator names in the config. Nothing is fetched, and no code of the folder is run.
+It is a checkpoint of transformers for sequence classification with its tokenizer. The operator
+names its local folder in the config. Nothing is fetched, and no code of the folder is run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All rewards that a process can make: those of this package, and those of entry points.
 
-An installed package adds its own with an entry point of the group `outrider.rewards`: the name that
-requests give as `kind`, and a factory (`reward.Factory`).
+An installed package adds its own with an entry point of the group `outrider.rewards`. It has the
+name that requests give as `kind`, and a factory (`reward.Factory`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The interface of a reward, which scores a text that is not yet whole.
 
-A reward is made of a request's parameters by a factory, a callable of one mapping; the factories
-that are here are in `registry.py`, users' own come by the entry point `outrider.rewards`. It is
-computed in a process of its own that ends at limits of time and memory
-(`deployments/constraint/rewards`), and never in one that holds a model or a session.
+A factory, a callable of one mapping, makes a reward of a request's parameters. Our factories are in
+`registry.py`, and users' own come by the entry point `outrider.rewards`. It is computed in a
+process of its own that ends at limits of time and memory (`deployments/constraint/rewards`). It
+never runs in a process that holds a model or a session.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ For example behind the token 7: 5 or 9, then 6 behind either, or 8 behind 9.
     token     7   5   6   9   6   8
     parent   -1   0   1   0   3   3         paths: 0-1-2, 0-3-4, 0-3-5
 
-Row 0 is the last one before the draft. Rows that follow the row before them are a segment: here
-[0, 1, 2], the first path, then [3, 4] and [5], which leave it or one another.
+Row 0 is the last one before the draft. Rows that follow the row before them are a segment. Here [0,
+1, 2] is the first path, then [3, 4] and [5] leave it or one another.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def with_side_tokens(
 ) -> DraftTree | None:
     """Return the tree of a draft and single tokens beside it; None if there are none.
 
-    With the draft 5, 6 after the token 7 and (0, 9), (1, 8) beside it: 9 after 7, 8 after 5.
+    Take the draft 5, 6 after the token 7, with (0, 9) and (1, 8) beside it. Then 9 follows 7, and 8
+    follows 5.
 
     Args:
         anchor: the token of row 0.

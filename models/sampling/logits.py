@@ -1,10 +1,10 @@
 """Logits to scores: the one function that draft rows, verify rows and plain decoding share.
 
-Order as in vLLM's sampler (v1): mask, forbidden tokens (bad words, min_tokens), logit bias,
-penalties, temperature, min-p, top-k, top-p; top-k counts and top-p adds up what those before it
-left. A score is a biased and penalised logit divided by the temperature, or -inf where the token
-may not be sampled; nothing is normalised, because a sample is `argmax(score + noise)`. Rows with
-temperature 0 keep their masked, biased and penalised logits.
+The order is that of vLLM's sampler (v1): mask, forbidden tokens (bad words, min_tokens), logit
+bias, penalties, temperature, min-p, top-k, top-p. top-k counts and top-p adds up the tokens that
+the steps before it left. A score is a biased and penalised logit divided by the temperature, or
+-inf if the token may not be sampled. Nothing is normalised, because a sample is `argmax(score +
+noise)`. Rows with temperature 0 keep their masked, biased and penalised logits.
 
 Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
 Truncation (`models/sampling/truncation.py`) cuts by value, so tokens of equal score stay or go
@@ -37,8 +37,8 @@ def process_logits(
 ) -> Tensor:
     """Scores, float32 [R, V]; may be `logits` itself where there is nothing to do.
 
-    A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it;
-    tokens after its end are forbidden.
+    A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it. Tokens
+    after its end are forbidden.
     """
     return shaped_scores(adjust_logits(logits, samplings, masks, counts, forbidden), samplings)
 

@@ -1,16 +1,16 @@
 """Counter-based Gumbel noise g(seed, position, token): what makes sampled text reproducible.
 
 Sampling is `argmax(score + g)`. The noise of a row is a function of the session's seed and the
-absolute index the sampled token will have in the session (prompt included), so that draft, target
-and plain decoding sample with the same noise however a round was cut or batched.
+absolute index of the sampled token in the session (prompt included). So draft, target and plain
+decoding sample with the same noise for any cut or batching of rounds.
 
 Each (seed, position, domain) names one SplitMix64 stream (Steele, Lea, Flood 2014; it passes
-BigCrush); token t takes the stream's output t + 1, whose upper 52 bits are the uniform. Domains
+BigCrush). Token t takes the stream's output t + 1, whose upper 52 bits are the uniform. Domains
 keep the samples of one position independent of each other: the `rejection` rule needs four. All of
-that is 64-bit integer arithmetic and exact on every device. Only the two logarithms are float32:
-taken of the small end of the uniform (log1p), they keep seven digits out to the largest possible
-value, 36.7, where -log(-log(u)) of a float32 u would be cut off near 17. On two devices the noise
-may therefore differ in its last bit, which matters only for exact near ties of two tokens.
+that is 64-bit integer arithmetic and exact on every device. Only the two logarithms are float32.
+Taken of the small end of the uniform (log1p), they keep seven digits out to the largest possible
+value, 36.7. -log(-log(u)) of a float32 u would be cut off near 17. So the noise on two devices may
+differ in its last bit. That matters only for exact near ties of two tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Presence, frequency and repetition penalties, and the token counts they need.
 
-A `TokenHistory` follows the tokens of one session token by token, forwards and back, so that a long
-text is never counted again. Rows of a verify see the draft tokens before them: their counts are
-those of all tokens less what comes after the row. Sessions without penalties have no history.
-Counts and their use as in vLLM; the repetition penalty is CTRL's (arXiv 1909.05858).
+A `TokenHistory` follows the tokens of one session token by token, forwards and back. So a long text
+is never counted again. Rows of a verify see the draft tokens before them. Their counts are those of
+all tokens less those after the row. Sessions without penalties have no history. Counts and their
+use as in vLLM; the repetition penalty is CTRL's (arXiv 1909.05858).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens a request forbids or favours: bad words, min_tokens, logit bias.
 
-What is forbidden depends on the generated tokens before a row, so each row of a verify is asked
-with the draft tokens before it. Meaning and order as in vLLM (v1): bad words are matched in
+Forbidden tokens depend on the generated tokens before a row. So each row of a verify is asked with
+the draft tokens before it. Meaning and order are those of vLLM (v1). Bad words are matched in
 generated text only, and a bias is added to the logit, whatever its size.
 """
 
@@ -43,8 +43,8 @@ def forbid(
 ) -> Tensor:
     """Scores with -inf at the forbidden ids of each row; ids beyond the vocabulary have none.
 
-    A row that would be left with nothing keeps what it has: after a complete JSON text the
-    grammar allows only the end, and there min_tokens yields.
+    A row that would be left with nothing stays as it is. After a complete JSON text the grammar
+    allows only the end, and there min_tokens yields.
     """
     vocab_size = scores.shape[1]
     places = [

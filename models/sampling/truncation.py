@@ -1,8 +1,8 @@
 """Top-k and top-p: scores below each row's cut become -inf.
 
-Cuts are by value, so tokens of equal score stay or go together, and weights are added as 64-bit
+Cuts are by value, so tokens of equal score stay or go together. Weights are added as 64-bit
 integers, whose sum does not depend on the order in which a device adds them. A CPU sorts the most
-likely tokens and looks whether they were enough. A GPU must not wait for such a look: there whole
+likely tokens and looks whether they were enough. A GPU must not wait for such a look. There whole
 rows are sorted, some at a time because a sort needs several times their memory.
 """
 
@@ -57,7 +57,7 @@ def sorted_cut(
     """Return the lowest score that stays, [R, 1], and whether there were enough candidates to tell.
 
     Top-p keeps the smallest set of the largest scores whose weight reaches top_p of the weight
-    after min-p and top-k: a token stays if the weight before it is below that.
+    after min-p and top-k. A token stays if the weight before it is below that.
     """
     if num_candidates == scores.shape[1]:
         values = scores.sort(dim=1, descending=True).values

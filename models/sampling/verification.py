@@ -1,21 +1,21 @@
 """Samples tokens and verifies drafts. Pure functions; they know neither sessions nor engines.
 
-Both rules (`models.protocol.rules`) give exactly the target's distribution, and each verdict is a
+Both rules (`models.protocol.rules`) give exactly the target's distribution. Each verdict is a
 function of its inputs and of noise keyed by (seed, position).
 
-`coupled`: the target samples t = argmax(score + g(seed, position, token)) in every row, and a draft
+`coupled`: the target samples t = argmax(score + g(seed, position, token)) in every row. A draft
 token is accepted iff it equals t. The text is then a function of the seed and the target's logits
-alone: no draft, k or batch can change it, and only ids travel (Daliri et al., arXiv 2408.07978).
-So a draft may be a tree (`draft_tree.py`): the target goes down it by its own tokens.
-Greedy is the same with no noise, under either rule.
+alone. No draft, k or batch can change it, and only ids travel (Daliri et al., arXiv 2408.07978). So
+a draft may be a tree (`draft_tree.py`): the target goes down it by its own tokens. Greedy is the
+same with no noise, under either rule.
 
-`rejection`: a draft token x is accepted with probability min(1, target(x) / draft(x)). After the
-first rejection comes the recovered token, sampled from the normalised positive part of
-target - draft; after a whole draft the bonus token, sampled from the target (Leviathan, Kalman,
-Matias, arXiv 2211.17192). It accepts the most that any rule for one draft can, but the text depends
-on the draft. The draft, the test and the recovered token take their noise from domains of their
-own: noise that chose the draft token must not decide on it. A row without a draft is sampled as
-under `coupled`.
+`rejection`: a draft token x is accepted with probability min(1, target(x) / draft(x)). The
+recovered token follows the first rejection; it is sampled from the normalised positive part of
+target - draft. The bonus token follows a whole draft; it is sampled from the target (Leviathan,
+Kalman, Matias, arXiv 2211.17192). It accepts the most that any rule for one draft can, but the text
+depends on the draft. The draft, the test and the recovered token take their noise from domains of
+their own. Noise that chose the draft token must not decide on it. A row without a draft is sampled
+as under `coupled`.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ def verify_by_rejection(
     """Give for each draft the tokens that follow its anchor: the accepted ones, then one more.
 
     The last is the recovered token after the first rejection, or the bonus token after a whole
-    draft, or a draft token itself: an accepted eos, or one after which there is no row. Where
-    nothing of target - draft is positive, which only rounding or a row of nothing but -inf can
-    bring about, the recovered token is sampled from the target's distribution. Safe to repeat.
+    draft. It may be a draft token itself: an accepted eos, or one after which there is no row. Only
+    rounding, or a row of nothing but -inf, can leave nothing positive of target - draft. Then the
+    recovered token is sampled from the target's distribution. Safe to repeat.
     """
     tested = [d.first_row + i for d in drafts for i in range(_num_tests(d))]
     probs = _TargetProbs(scores, tested)

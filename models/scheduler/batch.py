@@ -1,15 +1,15 @@
 """Chooses the rows of the next forward pass: row budget and chunked prefill.
 
-Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole;
-prompts come in chunks of what is left, but of no more than running streams put up with
-(`prefill_budget`), and a reserved quarter of the rows keeps them from being stalled in turn.
-Within each class the job that has waited longest goes first; `preemption` says which sessions lose
-their blocks when these run out.
+Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole.
+Prompts are split into chunks. A chunk uses the rows that are left, up to a limit that keeps running
+streams fast (`prefill_budget`). A reserved quarter of the rows keeps prompts from being stalled in
+turn. Within each class the job that has waited longest goes first. `preemption` decides which
+sessions lose their blocks when these run out.
 
-For example passes of at most 512 rows, eight sessions that verify 5 rows each, and prompts of 700
-and 300 tokens: 384 rows are for short needs, which take 40; of the other 472 the prompts may have
-as many as the budget says, say 100. The pass holds 8 * 5 rows and the first 100 of the prompt that
-came first.
+For example, take passes of at most 512 rows, eight sessions that verify 5 rows each, and prompts of
+700 and 300 tokens. 384 rows are for short needs, which take 40. The prompts may have as many of the
+other 472 as the budget says, say 100. The pass holds 8 * 5 rows and the first 100 of the prompt
+that came first.
 
 Idea: vLLM's scheduler (arXiv 2309.06180).
 """
@@ -115,8 +115,8 @@ class PassPlanner:
 class _Filling:
     """A pass while it is being filled.
 
-    A session takes what the prefix cache has for it together with the other blocks it needs, or
-    not at all: one that waits holds none, so that others can have them.
+    A session takes its prefix cache blocks together with the other blocks it needs, or not at all.
+    A waiting session holds none, so that others can have them.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ def _whole_need(session: Session, num_computed_tokens: int, max_short: int) -> P
     """Return all rows after the computed ones, or from the first that must give logits.
 
     They begin at the block's start if the first of them is in a shared block. A need counts as a
-    prompt to its end if it has more than `max_short` rows, and more than give logits; so does any
+    prompt to its end if it has more than `max_short` rows, and more than give logits. So does any
     fork.
     """
     job = session.job

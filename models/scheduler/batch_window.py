@@ -2,8 +2,8 @@
 
 Sessions that come back at different times would split into alternating half batches, each paying a
 whole pass. So a pass waits for those it expects back, by how long each was away before, where that
-pays. With n rows ready, m more expected, T the time of a pass by rows, and D the time that a
-session is away in a round (link, and its draft steps), a round of all of them takes
+pays. There are n rows ready and m more expected. T is the time of a pass by rows, and D the time
+that a session is away in a round (link, and its draft steps). A round of all of them takes
 
     together      T(n + m) + D
     apart         max(T(n) + T(m), max(T(n), T(m)) + D)     halves in turn, one away meanwhile
@@ -14,9 +14,9 @@ ready:
     T = 20 ms for any rows     together 20 + 8 = 28 ms    apart max(40, 28) = 40 ms    it waits
     T = 1 ms + 1 ms a row      together 41 + 8 = 49 ms    apart max(42, 29) = 42 ms    it goes
 
-Sessions in the middle of plain steps gain nothing by waiting: while one is ready the waits are at
+Sessions in the middle of plain steps gain nothing by waiting. While one is ready the waits are at
 most 5% of the passes' time, and none is longer than three quarters of a pass. A prompt counts by
-the rows of its last chunk: it too is better off in the pass of a stream that is soon back than in
+the rows of its last chunk. It too is better off in the pass of a stream that is soon back than in
 one before.
 
 The window is a function of given times; it has no clock of its own.

@@ -1,19 +1,20 @@
 """Allocates KV blocks in one pass and preempts sessions for them: the older session goes first.
 
-A session claims blocks for all its tokens at once or waits: partly filled waiting sessions would
+A session claims blocks for all its tokens at once or waits. Partly filled waiting sessions would
 only take blocks from each other. When too few are free, the youngest sessions younger than the
-claimant are preempted: their blocks are freed, their tokens stay, and their rows are computed again
+claimant are preempted. Their blocks are freed, their tokens stay, and their rows are computed again
 later. That happens only if it is enough for the claim. So the oldest session always gets on.
 
-For example, a pool of 10 blocks with none free; session 1 (the oldest) holds 4 blocks and claims 3
-more, session 2 holds 4, session 3 holds 2:
+For example, a pool has 10 blocks, none of them free. Session 1 (the oldest) holds 4 blocks and
+claims 3 more, session 2 holds 4, session 3 holds 2:
 
     session 3 is looked at first    its 2 blocks are too few
     then session 2                  6 are enough: both are preempted, 3 blocks stay free
 
 Had session 3 claimed 5, nobody would be younger, and it would wait. From then on any claim of a
-younger session for as many blocks fails without a look: what is free or held by younger sessions
-can only become less while a pass is planned. While blocks are free a claim looks at nobody.
+younger session for as many blocks fails without a look. The blocks that are free or held by younger
+sessions can only become fewer while a pass is planned. While blocks are free a claim looks at
+nobody.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ class Preemption:
 class _FreedBlocks:
     """Blocks a claimant would gain if some sessions gave up theirs.
 
-    A block that only they hold becomes free; one that the claimant, which is going to write it,
-    shares with nobody else need not be replaced.
+    A block that only they hold becomes free. One that the claimant, which is going to write it,
+    shares with no other session need not be replaced.
 
     Args:
         pool: of the blocks.

@@ -1,10 +1,10 @@
 """Limits the prompt rows of a pass, so that running streams hardly notice prompts.
 
-The promise: the gap between two tokens of a running stream is at most `max_slowdown` times what it
-would be without anybody's prompt. Prompts get 85% of what that allows, in seconds.
+The promise: the gap between two tokens of a running stream is at most `max_slowdown` times the gap
+without any prompts. Prompts get 85% of what that allows, in seconds.
 
-An example with max_slowdown = 2, on a machine where a pass of n rows takes 17.6 + 0.6 n ms. Four
-streams take a row each, 20 ms, so prompts may add 0.85 * (2 - 1) * 20 = 17 ms to a gap. They add to
+An example has max_slowdown = 2, on a machine where a pass of n rows takes 17.6 + 0.6 n ms. Four
+streams take a row each, 20 ms. So prompts may add 0.85 * (2 - 1) * 20 = 17 ms to a gap. They add to
 it in two passes, the one that computes the stream's rows and the one before:
 
     pass 1   4 rows + 28 of a prompt   37 ms   17 ms more than without the prompt
@@ -12,16 +12,16 @@ it in two passes, the one that computes the stream's rows and the one before:
     pass 3   4 rows + 28 of a prompt   37 ms
 
 In pass 2 nothing is left for streams that have waited for the prompt rows of pass 1. Streams that
-run on alone are in every pass and wait for none before their own: all passes get 28 prompt rows.
+run on alone are in every pass and wait for none before their own. So all passes get 28 prompt rows.
 
 While all streams are away (their drafts are made elsewhere) a pass is all prompt. Their gap is then
-at least their absence and a pass of one row: if they are away for 60 ms, prompts may take
-0.85 * (60 + 18.2) = 66 ms, 81 rows. With no stream at all prompts get every row of the pass.
+at least their absence and a pass of one row. If they are away for 60 ms, prompts may take 0.85 *
+(60 + 18.2) = 66 ms, 81 rows. With no stream at all prompts get every row of the pass.
 
 Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
-`_MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because what
-passes take without them is what the rest is measured by. Chunks of prompts in decode passes are
-the idea of Sarathi-Serve (arXiv 2403.02310), which bounds rows where this bounds seconds.
+`_MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because all other
+passes are measured against such passes. Chunks of prompts in decode passes are the idea of
+Sarathi-Serve (arXiv 2403.02310), which bounds rows where this bounds seconds.
 """
 
 from __future__ import annotations

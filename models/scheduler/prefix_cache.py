@@ -1,12 +1,12 @@
 """KV blocks found again by the tokens they were computed from.
 
-KV depends on token ids alone, so a session whose text begins like another's may read that one's
+KV depends on token ids alone. So a session whose text begins like another's may read that one's
 blocks instead of computing its own. `published_blocks` maps chains of whole blocks of ids to block
-ids; here is which blocks of which sessions get in, and who may have them.
+ids. This module decides which blocks of which sessions get in, and which sessions may have them.
 
-- Only committed tokens get in (`Session.committed_len`): those the sender named as its text and
-  those the engine's own verdict settled, unless the session is tentative; drafted ones never.
-  What is not finite never gets in.
+- Only committed tokens get in (`Session.committed_len`). These are tokens that the sender named as
+  its text, and those that the engine's own verdict settled, unless the session is tentative.
+  Drafted ones never get in. What is not finite never gets in.
 - Live sessions publish too, a prompt while it is still being prefilled. Two sessions that
   computed the same block keep one of the two. A published block is never written.
 """

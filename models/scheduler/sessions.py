@@ -1,8 +1,8 @@
 """State of the engine's sessions, and the header rules of `models/protocol/messages.py`.
 
 A session's tokens are exactly the ids its KV rows were computed from, drafted and not yet verified
-ones included, so that `(base_len, prefix_hash)` of the next message says which rows stay. A
-message rewrites the tokens from `base_len` on; rows of ids that do not change are kept.
+ones included. So `(base_len, prefix_hash)` of the next message tells which rows stay. A message
+rewrites the tokens from `base_len` on; rows of ids that do not change are kept.
 
 Invariants: `num_computed_tokens <= len(tokens)`; `seq` never falls while the session lives;
 answers are stored until a higher `seq` comes. Knows neither tensors' contents nor what is computed.
@@ -187,8 +187,8 @@ class Session:
     def num_prompt_logits(self, start: int, num_rows: int) -> int:
         """Return how many rows of [start, start + num_rows) must give logits for the prompt.
 
-        They are the last ones before the row of the prompt's last token; of a fork, before that of
-        its last token.
+        They are the last ones before the row of the prompt's last token. For a fork they are before
+        that of its last token.
         """
         if not self.needs_prompt_logits:
             return 0
@@ -324,8 +324,8 @@ class SessionTable:
     def open(self, message: Open, now: float) -> Session | None:
         """Start a session or renew its terms; the session if its terms are new, else None.
 
-        New terms keep the tokens and their KV, which do not depend on them, and `seq`, so that late
-        messages stay late. Stored answers and the running job were of the old terms.
+        New terms keep the tokens and their KV, which do not depend on them. They keep `seq`, so
+        that late messages stay late. Stored answers and the running job were of the old terms.
         """
         if message.epoch != self._epoch:
             return None

@@ -1,11 +1,12 @@
 """Turns token ids into text as they arrive, however the bytes of a character are cut.
 
-Works on bytes, not on decoded windows: each id stands for bytes, an incremental UTF-8 decoder
-puts them together. So it is O(1) per token, and invalid bytes cannot make it hold back for ever.
-Knows the two decoders that causal language models use: byte-level BPE (GPT-2, Llama 3, Qwen) and
-SentencePiece-like ones with byte fallback (Llama 2, Mistral, Gemma). Equal to the full decode of
-`tokenizers`; but where byte-fallback tokens form no valid UTF-8, that one replaces the whole run
-of byte tokens, valid characters included, and this one only what is invalid.
+Works on bytes, not on decoded windows: each id stands for bytes, an incremental UTF-8 decoder puts
+them together. So it is O(1) per token, and invalid bytes cannot make it hold back for ever. Knows
+the two decoders that causal language models use. They are byte-level BPE (GPT-2, Llama 3, Qwen) and
+SentencePiece-like ones with byte fallback (Llama 2, Mistral, Gemma). The result equals the full
+decode of `tokenizers`, with one exception. If byte-fallback tokens form no valid UTF-8, that one
+replaces the whole run of byte tokens, valid characters included. This one replaces only the invalid
+part.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A text that cannot fit in a context need then not be tokenised, which takes about a second per
 megabyte. Every byte of a text is in some token, unless the tokenizer drops or changes text before
-it cuts: only steps that are known not to are counted on here, with any other there is no bound.
+it cuts. Only steps that are known not to are counted on here; with any other there is no bound.
 """
 
 from __future__ import annotations

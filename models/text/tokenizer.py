@@ -2,16 +2,16 @@
 
 Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTokenizer imports
 torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template (`chat_template.py`) is rendered
-as transformers does it, so ids equal those of `apply_chat_template`.
+like in transformers, so ids equal those of `apply_chat_template`.
 
-Special tokens typed by a client stay text: a mark is put after the first character of each before
+Special tokens typed by a client stay text. A mark is put after the first character of each before
 rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
-`sanitize_control_tokens`, with one mark, new for each conversation: 128 random bits that nobody
-can have written. A SentencePiece tokenizer may see a space at the cut. Text without special
-tokens is encoded in one piece.)
+`sanitize_control_tokens`, with one mark, new for each conversation: 128 random bits that nobody can
+have written. A SentencePiece tokenizer may see a space at the cut. Text without special tokens is
+encoded in one piece.)
 
-Texts may be long: encoding lets go of Python's lock (`encode_batch_fast` does, `encode` does not),
-and work that keeps the lock is done a window at a time, so that other threads get on.
+Texts may be long. Encoding releases Python's lock (`encode_batch_fast` does, `encode` does not).
+Work that keeps the lock is done a window at a time, so that other threads get on.
 """
 
 from __future__ import annotations

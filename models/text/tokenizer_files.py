@@ -1,7 +1,7 @@
 """Reads the files of a checkpoint that say how text becomes tokens, and which token ends it.
 
-Each is checked for what is read of it, and a fault names the file: some of these keys are looked at
-long after a service has started.
+Each is checked for the keys that are read, and a fault names the file. Some of these keys are
+looked at long after a service has started.
 """
 
 from __future__ import annotations

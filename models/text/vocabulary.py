@@ -1,6 +1,6 @@
 """Reads which token ids a tokenizer has, and checks that two checkpoints mean the same by them.
 
-Models round their vocabulary up: their logits have columns that no token belongs to, and models of
+Models round their vocabulary up. Their logits have columns that no token belongs to, and models of
 one family may round to different sizes. Such ids are never sampled (`models/engine/runner.py`), so
 a draft and a target with one tokenizer agree however each is padded. Reads tokenizer.json, nothing
 else.

@@ -1,9 +1,9 @@
 """Shared by the clients' scripts: named checks, run one after another, one JSON line each.
 
 A script runs in its client's own virtual environment, so this file needs the standard library only.
-The first line lists the names of all checks, so that a reader knows which are missing if the script
-dies. Then each check has a line: `ok`, a `detail` (the finding or the error), and `needs` if the
-check uses something that this server is known to lack.
+The first line lists the names of all checks. So a reader knows which are missing if the script
+dies. Then each check has a line: `ok`, a `detail` (the finding or the error), and maybe `needs`.
+`needs` names a feature that this server is known to lack.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""OpenAI's client through nginx with its default settings, of a server that runs one request at a
-time: who comes last waits for longer than nginx does.
+"""OpenAI's client asks through nginx with its default settings.
+
+The server runs one request at a time, so the last one waits for longer than nginx does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A pair of tiny checkpoints whose texts depend on every row of their caches.
 
 Random Llamas with the shipped tokenizer and its 4096 ids. The weights are wide enough that one
-wrong row of a KV cache moves an argmax; the draft is the target with noise on its weights, so that
-drafts stand about as often as they fall. `random_pair` would not do: there a text hangs on its last
-token alone.
+wrong row of a KV cache moves an argmax. The draft is the target with noise on its weights, so that
+about half of the drafts stand. `random_pair` would not do: there a text hangs on its last token
+alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Part `engines`: a request gets the same text alone and undrafted, crowded and drafted.
 
-Each case draws some seven requests, runs each alone through a target of its own without drafts,
-prefix cache or want of room, then all together on engines with few KV blocks, drafted by whatever
-each asks for. Under `coupled` the answers must be equal to the last bit. Under `rejection` the text
-depends on the draft (README), so there it must be one the target could have drawn, and keep the
-request's own terms; without drafts it is `coupled`'s.
+Each case draws some seven requests. It runs each alone through a target of its own without drafts,
+prefix cache or want of room. Then all run together on engines with few KV blocks, drafted as each
+asks. Under `coupled` the answers must be equal to the last bit. Under `rejection` the text depends
+on the draft (README). So there it must be one that the target could have drawn, and keep the
+request's own terms. Without drafts it is `coupled`'s.
 """
 
 from __future__ import annotations

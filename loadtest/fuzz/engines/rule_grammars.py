@@ -1,8 +1,8 @@
 """Random grammars with rules (Lark, EBNF), structural tags and turns of tool calls, with oracles.
 
-What a text must be is written in the grammar's first line, a comment, in words of Python's `re` and
-`json`: the oracles know nothing of the compiler or of how it reads rules. A structural tag is JSON
-and needs no such line.
+The grammar's first line, a comment, states the allowed texts in words of Python's `re` and `json`.
+The oracles know nothing of the compiler or of its reading of rules. A structural tag is JSON and
+needs no such line.
 """
 
 from __future__ import annotations

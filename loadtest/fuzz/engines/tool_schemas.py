@@ -1,9 +1,9 @@
 """Random schemas of tools in the words of every draft, right and wrong; judges of what is served.
 
-A schema is built of keywords of one draft, nested, and then some of its values are replaced by such
-as the draft does not know. The judge is `jsonschema`, by the schema's own draft, and OpenAPI's own
-validator for its dialect: where nothing was loosened, a text must obey the schema as it was sent;
-where something was, the schema without those parts.
+A schema is built of keywords of one draft, nested. Then some of its values are replaced by unknown
+ones. The judge is `jsonschema`, by the schema's own draft, and OpenAPI's own validator for its
+dialect. If nothing was loosened, a text must obey the schema as it was sent. If something was, it
+must obey the schema without those parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Part `tools`: no schema of a tool refuses a request, and what is enforced is true.
 
-Each case draws schemas of all drafts, right and wrong. As one of a tool that is not strict, a
-schema must be served, and random texts under its masks must obey what is left of it. As one of a
-strict tool it must be served exactly or refused by a place.
+Each case draws schemas of all drafts, right and wrong. The schema is of a tool that is not strict,
+so it must be served. Random texts under its masks must obey the rest of it. As one of a strict tool
+it must be served exactly or refused by a place.
 """
 
 from __future__ import annotations

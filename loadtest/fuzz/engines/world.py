@@ -1,8 +1,8 @@
 """The service's real parts in this process: runners loaded once, engines and pools fresh per case.
 
 A case that begins with empty engines can be repeated alone. Nothing here is a stand-in: engines,
-grammar host, router and pools are those that serve; what differs from a deployment is that no
-process and no socket lies between them.
+grammar host, router and pools are those that serve. The only difference from a deployment is that
+no process and no socket lies between them.
 """
 
 from __future__ import annotations

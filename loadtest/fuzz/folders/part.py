@@ -1,8 +1,8 @@
 """Part `folders`: a damaged checkpoint is refused with its file's name, or it serves.
 
-What `python -m deployments.config --check` asks is asked of a copy of the shipped draft model that
-was damaged at random. Where it refuses, the sentence names a damaged file and `LLM` refuses too;
-where it finds nothing, `LLM` answers a prompt and chats.
+The checks of `python -m deployments.config --check` run on a copy of the shipped draft model. The
+copy was damaged at random. If the check refuses, its sentence names a damaged file and `LLM`
+refuses too. If it finds nothing, `LLM` answers a prompt and chats.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of every HTTP answer: OpenAI's shapes for successes and for errors, nothing else.
 
-The shapes are written here a second time, from OpenAI's reference, so that they do not follow the
+The shapes are written here a second time, from OpenAI's reference. So they do not follow the
 server's own when those change.
 """
 

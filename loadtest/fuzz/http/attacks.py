@@ -1,9 +1,9 @@
 """Random HTTP requests: valid ones, and valid ones with something wrong.
 
-A body is mutated as an object (values of wrong type or size, missing, unknown and doubled fields),
-as JSON text (nesting, NaN, surrogates) and as bytes (encodings, truncation, bits); headers lie
-about its length and its type. `blamed` names the top-level field that a refusal must be about,
-where only one was touched.
+A body is mutated as an object (values of wrong type or size, missing, unknown and doubled fields).
+It is mutated as JSON text (nesting, NaN, surrogates) and as bytes (encodings, truncation, bits).
+Headers lie about its length and its type. `blamed` names the top-level field that a refusal must be
+about, where only one was touched.
 """
 
 from __future__ import annotations

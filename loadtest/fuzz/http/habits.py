@@ -1,8 +1,8 @@
 """The ways in which proxies, gateways and odd clients send one and the same request.
 
 Bodies are compressed, chunked and delayed; paths are spelt in other ways; headers are added and
-renamed. Some must be refused: an encoding that is not accepted, one that the header lies about, a
-short body that is a long text. Pure: every request is a function of its generator.
+renamed. Some must be refused: an encoding that is not accepted or that the header lies about. So
+must a short body that is a long text. Pure: every request is a function of its generator.
 """
 
 from __future__ import annotations

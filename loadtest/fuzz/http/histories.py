@@ -1,9 +1,9 @@
 """Part `histories`: conversations as clients carry them back, and nulls in any place of a body.
 
-A case asks twice: once plainly, once with noise (fields, parts and items of other services in turns
-of the assistant and of tools) or with nulls in the place of what is absent. Both must be served,
-with one prompt and one text. Cut or broken arguments stand beside empty ones, which is what they
-count as.
+A case asks twice: once plainly, and once with noise or with nulls for absent fields. The noise is
+fields, parts and items of other services in turns of the assistant and of tools. Both must be
+served, with one prompt and one text. Cut or broken arguments stand beside empty ones, which is what
+they count as.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Part `schema`: what GET /openapi.json promises, held against a real server by schemathesis.
 
-Bodies that obey the page and bodies that break it, from schemathesis' generators; no answer may be
-a server error or one the page does not have, and no body that breaks the page may be served.
-Whether a body that obeys it is served is not asked: some rules cannot be said in a schema, as the
-page itself tells.
+Bodies that obey the page and bodies that break it come from schemathesis' generators. No answer may
+be a server error or missing on the page. No body that breaks the page may be served. Bodies that
+obey the page need not be served. Some rules cannot be said in a schema, as the page itself tells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frames as no router of ours sends them: noise, valid ones with something wrong, valid nonsense.
 
 Sessions named are the attacker's own or nobody's. A peer on the allow-list is trusted not to speak
-for others' sessions; it is not trusted to be of the same version, or whole.
+for others' sessions. It is not trusted to be of the same version, or whole.
 """
 
 from __future__ import annotations

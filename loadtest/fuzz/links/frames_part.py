@@ -1,7 +1,7 @@
 """Part `frames`: no frame of an allowed peer ends an engine or a link, or leaves anything held.
 
-While one peer sends such frames to target, draft and constraint replica, another one is served over
-the same sockets, and gets the text it gets without them.
+One peer sends such frames to target, draft and constraint replica. Another one is served over the
+same sockets meanwhile, and gets the text that it gets without them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Links that lose, double, delay and break, around real pools and mask sources.
 
-Every message goes through the links' own codec. What happens to message number i of a channel is a
-function of the case's seed and the channel's name, so it does not depend on who else is there; how
-messages of several channels interleave does depend on the machine.
+Every message goes through the links' own codec. The fate of message number i of a channel is a
+function of the case's seed and the channel's name. So it does not depend on the other channels. The
+interleaving of messages of several channels depends on the machine.
 """
 
 from __future__ import annotations

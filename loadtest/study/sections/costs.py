@@ -1,7 +1,7 @@
 """Measures the cost of a draft step and of a longer pass, in passes of the target.
 
 c is a draft step of one row over a target pass of one row. Growth is a target pass of k + 1 rows
-over one of one row; theory takes it to be 1. Passes run by turns; ratios are of one turn.
+over one of one row. Theory takes it to be 1. Passes run by turns; ratios are of one turn.
 """
 
 from __future__ import annotations

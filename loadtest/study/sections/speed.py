@@ -91,8 +91,9 @@ def structure(world: World, draft: str) -> dict[str, Any]:
 def ablation(world: World, draft: str) -> dict[str, Any]:
     """Measure requests that begin alike: with all features, and without each.
 
-    The features off in turn are compiled kernels (torch's own operations), batching (one request at
-    a time), the prefix cache (no two requests share), 8-bit weights of the draft, drafts; then all.
+    The features off in turn are compiled kernels (torch's own operations) and batching (one request
+    at a time). Then comes the prefix cache (no two requests share). Then 8-bit weights of the
+    draft, drafts, and all of them are off.
     """
     settings = world.settings
     batch = min(_ABLATION_BATCH, max(settings.batch))

@@ -1,13 +1,13 @@
 """Sixteen float32 numbers at once: the vector type that the CPU kernels are written in.
 
-The kernels are Python that numba compiles. Left to itself the compiler does not find the vectors in
-them, so they are spelled out: each function here is one or a few LLVM instructions on a vector of
-`NUM_LANES` numbers, which LLVM maps to whatever registers the CPU has (one of AVX-512, two of AVX2,
-four of NEON). No instruction may be reordered or fused but where a function says so: a number's
-bits depend on what was computed, never on where in a vector or loop it was.
+The kernels are Python that numba compiles. The compiler does not find the vectors in them by
+itself, so they are spelled out. Each function here is one or a few LLVM instructions on a vector of
+`NUM_LANES` numbers. LLVM maps it to the CPU's registers: one of AVX-512, two of AVX2, four of NEON.
+No instruction may be reordered or fused unless a function says so. A number's bits depend on the
+computation, never on its place in a vector or loop.
 
-Addresses are plain ints. `like` stands for the type that numbers have in memory, which is known
-when a kernel is compiled: `FLOAT32` or `BFLOAT16`. Nothing is checked; callers do.
+Addresses are plain ints. `like` stands for the type that numbers have in memory, `FLOAT32` or
+`BFLOAT16`. It is known when a kernel is compiled. Nothing is checked; callers do.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Small matrix products that keep a row's bits: sums of rows of a matrix, each times a number.
 
-out[i, :] = (out[i, :] +) sum over k of coefficients[i, k] * matrix[k, :], added in the order of k,
-each step rounded once. A few rows and vectors of columns are computed together, so that what is
-read of the matrix serves all of the rows, and sums do not wait for each other; how many there are
-makes no difference to any.
+out[i, :] = (out[i, :] +) sum over k of coefficients[i, k] * matrix[k, :]. Terms are added in the
+order of k, each step rounded once. A few rows and vectors of columns are computed together. So the
+matrix is read once for all of the rows, and sums do not wait for each other. Their number makes no
+difference to any result.
 
-For example 6 rows of width 80, with vectors of 16 numbers: rows 0 to 3 together, four vectors of
-columns at a time (0-63), then the last vector (64-79); rows 4 and 5 together in the same way.
+For example, take 6 rows of width 80, with vectors of 16 numbers. Rows 0 to 3 go together, four
+vectors of columns at a time (0-63), then the last vector (64-79). Rows 4 and 5 follow in the same
+way.
 """
 
 from __future__ import annotations

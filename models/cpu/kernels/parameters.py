@@ -1,7 +1,7 @@
 """Reads the parameters of kernels: int64 numbers in a row, see `compiling.py`.
 
-The first ones are the same in all kernels: two counters by which the threads of a pass share the
-work, and the address of the pass's table. The table holds the values that change from pass to pass,
+The first ones are the same in all kernels. Two counters share the work among the threads of a pass,
+and an address leads to the pass's table. The table holds the values that change from pass to pass,
 written once for all kernels. The place of a kernel's rows is given as a field of that table.
 """
 

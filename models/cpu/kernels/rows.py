@@ -3,7 +3,7 @@
 Each number is rounded to its type wherever transformers rounds it, so that results agree. A row's
 result is a function of that row alone. Threads take turns at runs of rows, heads one by one.
 
-Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block, I the width of
+Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The inner loop of matrix products: a few rows times a panel of columns, sums in registers.
 
-A panel is `PANEL` columns of a weight, laid out so that one step of the loop reads them in a row.
-Every sum is one chain of additions in the order of the inputs, so it is the same bits whichever
-rows are computed together.
+A panel is `PANEL` columns of a weight. Its layout lets one step of the loop read them in a row.
+Every sum is one chain of additions in the order of the inputs. So its bits do not depend on the
+rows that are computed together.
 
     rows      weights   panel                  a step
     bfloat16  bfloat16  [inputs / 2, PANEL, 2] two inputs: `vdpbf16ps` where the CPU has it, else

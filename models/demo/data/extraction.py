@@ -1,6 +1,6 @@
 """Chat examples that turn text into JSON, make a record up, or put a record into words.
 
-Invariants: the answer is one line in the style of `records`; when the request names fields, the
+Invariants: the answer is one line in the style of `records`. If the request names fields, the
 answer holds those and no others, in the kind's own order. One (phrasing, request) combination in
 ten is held out for evaluation. Knows nothing about tokens.
 """

@@ -1,7 +1,7 @@
 """The training mixture: which kinds of text, in which shares, packed into rows of tokens.
 
-Invariant: a step's batch is a function of (seed, step) alone, so a resumed run sees what an
-unbroken one would. A row starts with the start of a text; texts follow one another with nothing
+Invariant: a step's batch is a function of (seed, step) alone. So a resumed run sees the batches of
+an unbroken one. A row starts with the start of a text; texts follow one another with nothing
 between but the end token.
 """
 

@@ -1,8 +1,8 @@
 """Short stories: some read from a corpus folder, some made from templates of our own, each with an
 instruction line.
 
-Read stories are varied by changing names and topic nouns throughout, and the instruction names the
-changed words: so a model cannot recite, it must look at its instruction. Text that is read is used
+Read stories are varied by changing names and topic nouns throughout. The instruction names the
+changed words, so a model cannot recite, it must look at its instruction. Text that is read is used
 for training alone and never written to the repository. Knows nothing about tokens.
 """
 

@@ -1,7 +1,7 @@
 """Conversations with functions to call: calls, several at once, results put into words.
 
 Turns have the form in which the service asks a model without a tool format of its own
-(`models.text.tools.prompt`), so what is trained is what is served. Knows nothing about tokens.
+(`models.text.tools.prompt`). So the training form is the served form. Knows nothing about tokens.
 """
 
 import random

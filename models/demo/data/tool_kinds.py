@@ -1,7 +1,7 @@
 """The functions that the demo pair learns to call: what they are named, asked for and return.
 
-Invariant: every argument of a call stands word for word in the request, but for enumerated ones
-and for items, which are in the singular.
+Invariant: every argument of a call stands word for word in the request. Exceptions are enumerated
+ones, and items, which are in the singular.
 """
 
 import random

@@ -1,9 +1,9 @@
 """Word pools for the generated training text, split into a training part and a held-out part.
 
-`word_lists.json` is written by this project, so the generators run with no outside text.
-Larger lists in the public domain are merged in when a corpus folder is given. Invariant: a word is
-held out by a checksum of its spelling alone, so no seed or list order can move it from one side to
-the other. Knows nothing about prompts or tokenizers.
+`word_lists.json` is written by this project, so the generators run with no outside text. Larger
+lists in the public domain are merged in when a corpus folder is given. Invariant: a word is held
+out by a checksum of its spelling alone. So no seed or list order can move it from one side to the
+other. Knows nothing about prompts or tokenizers.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Samples for training the draft and the heads, and the draft's loss: to predict the target.
 
-Half of its rows are text sampled from the final target, since a draft is asked about the target's
-text and not about ours (idea: DistillSpec, arXiv 2310.08461). Knows nothing about the kinds of
-text.
+Half of its rows are text sampled from the final target. A draft is asked about the target's text
+and not about ours (idea: DistillSpec, arXiv 2310.08461). Knows nothing about the kinds of text.
 """
 
 import random

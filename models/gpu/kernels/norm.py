@@ -1,7 +1,7 @@
 """RMSNorm, alone or with the sum before it: one program for each row.
 
-So the order in which a row's squares are added depends on its width alone, never on the other rows
-(torch's own mean may cut a row among blocks where there are few rows).
+So the order in which a row's squares are added depends on its width alone, never on the other rows.
+(torch's own mean may cut a row among blocks if there are few rows.)
 
 Shape letters: R rows, F width.
 """

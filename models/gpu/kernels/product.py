@@ -1,18 +1,18 @@
 """Products whose rows do not depend on how many there are: one reduction order for each weight.
 
-torch's products choose tiles, and how a sum is split, by the number of rows, and a sum in another
-order ends in another last bit. Here both follow from the weight's shape alone: tiles are the same
-for one row and for a thousand (rows that are not there are zeros), and the inputs of a sum are
-split into `num_splits` parts, each added from its first input to its last, the parts in order. With
-few rows each part has a program of its own, so that all of the GPU reads weights; with many one
-program adds the parts one after the other: the same additions in the same order.
+torch's products choose tiles, and the split of a sum, by the number of rows. A sum in another order
+ends in another last bit. Here both follow from the weight's shape alone. Tiles are the same for one
+row and for a thousand, with zeros for absent rows. The inputs of a sum are split into `num_splits`
+parts, each added from its first input to its last, the parts in order. With few rows each part has
+a program of its own, so that all of the GPU reads weights. With many one program adds the parts one
+after the other: the same additions in the same order.
 
-Tiles have 64 rows for every number of rows on purpose: with fewer a GPU may take other
+Tiles have 64 rows for every number of rows on purpose. With fewer a GPU may take other
 instructions, whose sums may be rounded differently.
 
 Weights may be integers of 8 bits with a scale for each output: half of what a pass reads. A tile of
-them becomes numbers of the rows' type, which all hold it exactly, and the scale is applied to the
-sum. So the inputs are not rounded, and any GPU can.
+them becomes numbers of the rows' type, which all hold it exactly. The scale is applied to the sum.
+So the inputs are not rounded, and any GPU can.
 """
 
 from __future__ import annotations

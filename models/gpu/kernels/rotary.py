@@ -1,7 +1,7 @@
 """Kernels between the joined product of query, key and value and attention, in one launch.
 
-Heads of query and key are normed where the model does so, and rotated by their row's position; keys
-and values go to their slots in the pages, queries are given back. A program is one head of a row.
+Heads of query and key are normed if the model does so, and rotated by their row's position. Keys
+and values go to their slots in the pages, and queries are returned. A program is one head of a row.
 
 Shape letters: R rows, H query heads, K key heads, D head size, P positions, N slots.
 """

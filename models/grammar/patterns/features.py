@@ -1,7 +1,7 @@
 r"""Refuses what a pattern may not contain, by name and position, before it is parsed.
 
-A scan of the text, not a parser: it cuts the pattern into escapes, sets, group openings and
-quantifiers, which is enough to name a feature's position, and leaves syntax errors to Python's
+This scan of the text is not a parser. It cuts the pattern into escapes, sets, group openings and
+quantifiers, which is enough to name a feature's position. Syntax errors are left to Python's
 parser. Standard library only.
 """
 

@@ -1,9 +1,9 @@
 r"""Resolves look-ahead and word boundaries in a pattern: what they ask of the text that follows.
 
 The texts of a pattern are found from its end: each part is told which texts may follow it. So a
-look-ahead is an intersection of that with its own, wherever it stands, and a boundary asks for a
-first character. Texts may follow differently after a word character, after another, and after one
-that Python and ECMA 262 do not both take for a word's (`é`); there a boundary is not served.
+look-ahead is an intersection of that with its own, wherever it stands. A boundary asks for a first
+character. The following texts may differ after a word character, after another, and after one that
+Python and ECMA 262 do not both take for a word's (`é`). In the last case a boundary is not served.
 
 Not served: look-ahead in a repeat without limit. Standard library only.
 """

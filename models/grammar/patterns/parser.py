@@ -1,8 +1,8 @@
 r"""Reads a regular expression with Python's own parser, as far as constraints can serve it.
 
-The result is a tree of five kinds of nodes. What a matcher of whole texts cannot honour token by
-token is refused before (`features`); what makes no difference to whole texts (lazy
-quantifiers, groups that capture, comments) is left out. Standard library only.
+The result is a tree of five kinds of nodes. Features that a matcher of whole texts cannot honour
+token by token are refused before (`features`). Parts without effect on whole texts (lazy
+quantifiers, groups that capture, comments) are left out. Standard library only.
 
 Source: Python 3.11-3.13, Lib/re/_parser.py (the operators of its tree) and docs of `re`.
 """

@@ -1,13 +1,14 @@
 r"""Checks a grammar in Lark's notation and writes it in llguidance's.
 
-Names, rules and operators go through as they are, line by line. What has a meaning of its own is
-read here, so that it means what it does elsewhere in this package: a regular expression is
-Python's, as in Lark itself (`patterns`), a string is decoded, and a schema (`%json {...}`) is
-checked and rewritten like one that stands alone. What the compiler would ignore, or what would let
-a grammar leave the rules of a session (token numbers, options, limits on tokens), is refused.
+Names, rules and operators go through as they are, line by line. Parts with a meaning of their own
+are read here, so that they mean the same as elsewhere in this package. A regular expression is
+Python's, as in Lark itself (`patterns`), and a string is decoded. A schema (`%json {...}`) is
+checked and rewritten like one that stands alone. Parts that the compiler would ignore are refused.
+So are those that would let a grammar leave the rules of a session (token numbers, options, limits
+on tokens).
 
-Terminals (upper case), strings and regular expressions are read longest first, as by the
-compiler's lexer: `/[a-z]+/ "x"` never comes to its end. What is generated always obeys the grammar.
+Terminals (upper case), strings and regular expressions are read longest first, as by the compiler's
+lexer. So `/[a-z]+/ "x"` never comes to its end. What is generated always obeys the grammar.
 Sources: Lark's reference of its grammar notation; llguidance docs/syntax.md.
 """
 

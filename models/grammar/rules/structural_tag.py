@@ -1,11 +1,12 @@
 """Reads structural tags: text that is free here and constrained there.
 
-Two spellings, as in vLLM, SGLang and XGrammar: `{"structures": [{"begin", "schema", "end"}],
-"triggers": [...]}`, and `{"format": {...}}`, a tree of formats (`formats`). With triggers the text
-is free until it holds one; from there a tag that begins so must follow, and then it is free again.
+It has two spellings, as in vLLM, SGLang and XGrammar. One is `{"structures": [{"begin", "schema",
+"end"}], "triggers": [...]}`. The other is `{"format": {...}}`, a tree of formats (`formats`). With
+triggers the text is free until it holds one. From there a tag that begins so must follow, and then
+it is free again.
 
-What cannot be served exactly is refused by its place: other styles of JSON, limits in tokens, free
-text where nothing marks its end. Source: XGrammar's documentation of structural tags.
+Unsupported parts are refused by their place: other styles of JSON, limits in tokens, free text
+without a mark at its end. Source: XGrammar's documentation of structural tags.
 """
 
 from __future__ import annotations

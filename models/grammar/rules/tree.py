@@ -1,9 +1,9 @@
 """The tree of a grammar with rules: what EBNF and structural tags are read into.
 
-A grammar is a dictionary of expressions by rule name. Parts of it that a regular expression can
-describe are one `Regular` each, so that the lexer reads them and the parser is left with what
-recurses. Sequences and choices are put together by `sequence` and `choice`, which join neighbours
-that are regular. Standard library only.
+A grammar is a dictionary of expressions by rule name. Each part that a regular expression can
+describe is one `Regular`. So the lexer reads it, and only recursion is left to the parser.
+Sequences and choices are put together by `sequence` and `choice`, which join neighbours that are
+regular. Standard library only.
 """
 
 from __future__ import annotations

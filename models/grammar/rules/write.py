@@ -1,7 +1,7 @@
 """Writes a grammar with rules for the compiler, in its Lark notation.
 
-What is regular becomes a terminal each where the lexer may read it so (`lexemes`), and rules over
-single characters elsewhere: that is slower and reads exactly the same texts.
+A regular part becomes a terminal each if the lexer may read it so (`lexemes`). Elsewhere it becomes
+rules over single characters, which are slower and read exactly the same texts.
 """
 
 from __future__ import annotations

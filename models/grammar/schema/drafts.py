@@ -1,7 +1,7 @@
 """Writes what older drafts and OpenAPI 3.0 spell otherwise in the words of draft 2020-12.
 
-By the shape of a value, so that a schema which does not say its draft is understood too: no draft
-has two meanings for one shape, but for draft 3, which must be named by `$schema`.
+The shape of a value decides, so that a schema which does not name its draft is understood too. No
+draft has two meanings for one shape, but for draft 3, which must be named by `$schema`.
 
 | written | becomes |
 |---|---|

@@ -1,9 +1,9 @@
 """Fits the bounds of numbers to what the compiler can write: 64-bit floats within 2^63.
 
-It reads a bound as a float, so that a whole number beyond 2^53 could be rounded past the client's;
-here it is rounded inward, to the next float that breaks no bound. A number that has a bound on one
-side beyond 2^63 stays within 2^63: that is what int64 says itself, and what no schema with the
-largest float or 1e20 as its bound is about. Bounds closer to 0 than 1e-30 are 1e-30, or 0.
+It reads a bound as a float, so that a whole number beyond 2^53 could be rounded past the client's.
+Here it is rounded inward, to the next float that breaks no bound. A number with a bound on one side
+beyond 2^63 stays within 2^63. int64 itself says so, and no schema with the largest float or 1e20 as
+its bound means anything else. Bounds closer to 0 than 1e-30 are 1e-30, or 0.
 
 So every number that is written is within the client's bounds. Only numbers beyond 2^63, which no
 64-bit integer has, and some next to it are not written. Source: llguidance 1.9, `rx_float_range`.

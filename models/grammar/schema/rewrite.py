@@ -1,11 +1,11 @@
 r"""Rewrites a schema that is within the limits into what the compiler is given.
 
-Closes places where llguidance 1.9 would serve something else than was asked for: patterns are
-translated (`pattern`), names are counted once, references lead to schemas that were checked,
-and no key can be spelt in two ways. The last is done with the escapes that JSON texts may have
-(`ALLOWED_ESCAPES`): where a key of an open object may have `\u0061`, a declared name can be
-written again, past its schema, and parsers of the text believe the last. So `\u` is not
-written at all, and what only it can write is refused where a schema insists on it.
+Closes places at which llguidance 1.9 would serve something else than requested. Patterns are
+translated (`pattern`), names are counted once, and references lead to schemas that were checked. No
+key can be spelt in two ways. The last is done with the escapes that JSON texts may have
+(`ALLOWED_ESCAPES`). If a key of an open object may have `\u0061`, a declared name can be written
+again, past its schema, and parsers of the text believe the last. So `\u` is not written at all.
+Text that only it can write is refused if a schema insists on it.
 """
 
 from __future__ import annotations

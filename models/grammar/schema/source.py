@@ -1,8 +1,8 @@
 """Turns a checked schema into what the compiler is given, and its complaints into refusals.
 
-A schema stands alone or within a grammar with rules (`%json`); both ways it has the same options,
+A schema stands alone or within a grammar with rules (`%json`). Both ways it has the same options,
 none of which can come from the schema itself. Whitespace is that of `json.dumps`: one space after
-`,` and `:`, none elsewhere, on one line; a request may ask for none at all, or for a pattern.
+`,` and `:`, none elsewhere, on one line. A request may ask for none at all, or for a pattern.
 Sources: llguidance 1.9 docs/json_schema.md; vLLM's `StructuredOutputsParams`.
 """
 

@@ -1,10 +1,10 @@
 """The lowest score of each row that min-p, top-k and top-p leave, in one launch.
 
-By value and in integers, as `models.sampling.truncation` has it: scores in their order are 32-bit
-integers, counts and weights are added as integers, so neither ties nor the order of adding move a
-cut. The wanted integer is found by cutting its range in four again and again, 16 passes at most
-over a row that the cache holds. (Histograms of digits take three passes, but of weights they need
-atomic additions, most of them to a few crowded bins.)
+Cuts are made by value and in integers, as in `models.sampling.truncation`. Scores in their order
+are 32-bit integers, and counts and weights are added as integers. So neither ties nor the order of
+adding move a cut. The wanted integer is found by cutting its range in four again and again. This
+takes 16 passes at most over a row that the cache holds. (Histograms of digits take three passes.
+For weights they need atomic additions, most of them to a few crowded bins.)
 
 A program is a row.
 """
@@ -61,7 +61,10 @@ def counts_from(
     step,
     BLOCK: tl.constexpr,
 ):
-    """Scores at or above low + step, low + 2 step and low + 3 step; below `floor` they are -inf."""
+    """Count the scores at or above low + step, low + 2 step and low + 3 step.
+
+    Scores below `floor` are -inf.
+    """
     first_count = tl.zeros((BLOCK,), tl.int32)
     second_count = tl.zeros((BLOCK,), tl.int32)
     third_count = tl.zeros((BLOCK,), tl.int32)
@@ -90,7 +93,7 @@ def weights_above(
     step,
     BLOCK: tl.constexpr,
 ):
-    """Weights of scores above low + step - 1, low + 2 step - 1 and low + 3 step - 1, as int64."""
+    """Add the weights of scores above low + j * step - 1 for j of 1, 2 and 3, as int64."""
     first_sum = tl.zeros((BLOCK,), tl.int64)
     second_sum = tl.zeros((BLOCK,), tl.int64)
     third_sum = tl.zeros((BLOCK,), tl.int64)

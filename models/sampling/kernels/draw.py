@@ -1,6 +1,6 @@
 """Temperature, cut, noise and argmax in two launches; the logits are read once.
 
-A row is cut into chunks so that few rows keep a whole GPU busy: the first launch finds the best
+A row is cut into chunks so that few rows keep a whole GPU busy. The first launch finds the best
 token of each chunk, the second the best of those. The noise is that of `models.sampling.noise`.
 """
 

@@ -1,7 +1,7 @@
 """Packs the terms of each row for the kernels of a draw, in one upload.
 
-Five numbers of 64 bits a row, real ones by their bits: the stream of its noise, the temperature,
-min-p as the depth below the best score, top-k and top-p.
+A row has five numbers of 64 bits, real ones by their bits. They are the stream of its noise, the
+temperature, min-p as the depth below the best score, top-k and top-p.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plain format for models whose template knows no tools: a line of JSON for each call.
 
-The tools are then described by a system message, calls of earlier turns are written as the model
+The tools are then described by a system message. Calls of earlier turns are written as the model
 writes them, and their results are turns of the user (`prompt.py`).
 """
 

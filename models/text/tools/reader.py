@@ -1,9 +1,9 @@
 """Reads a turn of the assistant as its text comes: reasoning, text, calls and their arguments.
 
-What comes out, put together, does not depend on how the text was cut: everything that may still
-become something else is held back. White space around a block of reasoning and before calls is no
-part of the text. The grammar of the turn (`grammar.py`) sees to it that what begins as a call goes
-on as one; of a turn that was cut off, what there is of the last call's arguments has come out.
+The joined output does not depend on the cut of the text. Text whose meaning may still change is
+held back. White space around a block of reasoning and before calls is no part of the text. The
+grammar of the turn (`grammar.py`) ensures that a text which begins as a call goes on as one. If a
+turn was cut off, the beginning of the last call's arguments has come out.
 """
 
 from __future__ import annotations

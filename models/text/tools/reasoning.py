@@ -1,6 +1,6 @@
 """Blocks in which a model reasons before it answers, and whether a prompt leaves one open.
 
-Qwen 3 writes the opening tag itself and may leave the block out; DeepSeek R1 always reasons, and
+Qwen 3 writes the opening tag itself and may leave the block out. DeepSeek R1 always reasons, and
 its newer templates end the prompt with the opening tag. Sources: their chat templates.
 """
 
