@@ -1,9 +1,9 @@
 """`build`: from the config tree to the Serve application. The only place that binds deployments.
 
-Defaults of placement and limits that follow from the tree are set here; the `deployments:`
-section of a Serve config file overrides them by deployment name (Router, Target, Draft,
-Constraint). Annotations in this module are real classes on purpose: Serve converts `args` only
-then, so `from __future__ import annotations` must not be added.
+Defaults of placement and limits that follow from the tree are set here. The `deployments:` section
+of a Serve config file overrides them by deployment name (Router, Target, Draft, Constraint).
+Annotations in this module are real classes on purpose. Serve converts `args` only then, so `from
+__future__ import annotations` must not be added.
 """
 
 from typing import Any, Self

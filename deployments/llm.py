@@ -7,8 +7,8 @@
         print(answer.outputs[0].text)
 
 Names and shapes are those of vLLM's offline API. Parameters are checked by the schema of the HTTP
-routes, and a seed gives the text that it gives over HTTP. No Ray, no sockets: the models are
-computed in this process, one pass after the other, for all prompts together.
+routes. A seed gives the same text as over HTTP. No Ray, no sockets: the models are computed in this
+process, one pass after the other, for all prompts together.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _ROUTER = {  # a batch has no streams whose pace counts, and `Room` counts place
 class LLM:
     """Models in this process that answer prompts. Close it, or use it as a context.
 
-    Calls block until all answers are there; they may come from several threads, and from within a
+    Calls block until all answers are there. They may come from several threads, and from within a
     running event loop (a notebook), which they block. Ctrl-C ends a call and frees its sessions.
 
     Args:

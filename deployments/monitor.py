@@ -1,17 +1,17 @@
 """The monitor: metrics and health of a service through Serve's proxy although the service is full.
 
-It is an application of its own, because Serve's proxy counts what waits per deployment: when the
-Router's queue is full, the proxy refuses whatever has a route of the Router's, GET /metrics and
-GET /health included. The monitor has a route, a queue and a process of its own, and asks the
-replicas by broadcasts, which stand in no queue. It is an entry of a Serve config file:
+It is an application of its own, because Serve's proxy counts waiting requests per deployment. When
+the Router's queue is full, the proxy refuses all requests of its routes, GET /metrics and GET
+/health included. The monitor has a route, a queue and a process of its own. It asks the replicas by
+broadcasts, which stand in no queue. It is an entry of a Serve config file:
 
     - name: monitor
       route_prefix: /monitor
       import_path: deployments.monitor:build
       args: {application: outrider}
 
-Annotations in this module are real classes on purpose: Serve converts `args` only then, so
-`from __future__ import annotations` must not be added.
+Annotations in this module are real classes on purpose. Serve converts `args` only then, so `from
+__future__ import annotations` must not be added.
 """
 
 import asyncio

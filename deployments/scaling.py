@@ -6,14 +6,15 @@ there is, and the largest quotient counts. Routers need no policy: their streams
 counts.
 
 Scaling up goes by the mean over `look_back_period_s`. Scaling down goes by the peak, and only as
-far as the replicas that stay keep `spare` of every limit free: what one replica less could not
-hold keeps that replica. Between these two lies a gap, so a constant load never makes the number
-go to and fro. A replica that has not reported (fresh, or silent) counts as empty upwards and as
-full downwards.
+far as the replicas that stay keep `spare` of every limit free. If one replica less could not hold
+the load, that replica stays. Between these two lies a gap, so a constant load never makes the
+number go to and fro. A replica that has not reported (fresh, or silent) counts as empty upwards and
+as full downwards.
 
-Serve does the rest for any policy: `upscale_delay_s` and `downscale_delay_s` (how long a decision
-must hold), `min_replicas` and `max_replicas`, and that a replica which leaves first waits for its
-sessions (`graceful_shutdown_timeout_s`). These policies never ask for fewer than one replica.
+Serve does the rest for any policy. `upscale_delay_s` and `downscale_delay_s` say how long a
+decision must hold, `min_replicas` and `max_replicas` are the limits. A replica which leaves first
+waits for its sessions (`graceful_shutdown_timeout_s`). These policies never ask for fewer than one
+replica.
 
 Serve's controller imports nothing for this: it gets the classes by value. An exception here would
 hold up every application, so there is an answer whatever the limits and the reports are.
@@ -64,8 +65,8 @@ def decide(needs: Iterable[Need], num_now: int, spare: float) -> int:
 class _Policy:
     """Serve makes one of these when it deploys and calls it ten times a second.
 
-    `policy_kwargs` may give any of the `defaults`. With one that is wrong the number of replicas
-    stays as it is and Serve's controller logs why: an exception would keep it from deploying, and
+    `policy_kwargs` may give any of the `defaults`. With a wrong limit the number of replicas stays
+    as it is and Serve's controller logs the reason. An exception would keep it from deploying, and
     it would try again for ever. `complaint` is for those who check a config beforehand.
 
     Args:
@@ -151,9 +152,9 @@ class TargetPolicy(_Policy):
 class DraftPolicy(_Policy):
     """Drafts by busy time.
 
-    `busy`: share of the time spent in passes, 0 to 1. It says when a draft cannot keep up, not how
-    much less would do: sessions share passes, so it falls slower than they do. `sessions`: at
-    `max_num_seqs` further ones go undrafted. `spare`: see `decide`.
+    `busy`: share of the time spent in passes, 0 to 1. It tells when a draft cannot keep up, not how
+    much less would do. Sessions share passes, so the time falls slower than their number.
+    `sessions`: at `max_num_seqs` further ones go undrafted. `spare`: see `decide`.
     """
 
     defaults = MappingProxyType({"busy": 0.7, "sessions": None, "spare": 0.3})

@@ -1,7 +1,7 @@
 """One session whose text is one of a list: the target weighs all of it and draws, in one question.
 
-There are no drafts and no masks. What is drawn commits as a verdict on a draft that is accepted
-whole does: the choice's tokens, and behind them a token that ends the text.
+There are no drafts and no masks. The drawn choice commits like a verdict on an accepted whole
+draft. It has the choice's tokens, and behind them a token that ends the text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The front door: one request in, text deltas out, then exactly one `Finished`.
 
-Checks what only the router knows (the context window), runs a session's loop, and frees the
+Checks the context window, which only the router knows, and runs a session's loop. It frees the
 session on every path out: end, error, and a client that goes away.
 """
 

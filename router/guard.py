@@ -1,7 +1,7 @@
 """Guards a session's grammar: validates tokens, and gets over lost masks.
 
-The target asks the constraint service for masks by itself. When they cannot be had the verify
-fails, the grammar is opened on another replica, and the round is planned and asked for again.
+The target asks the constraint service for masks by itself. If they cannot be had, the verify fails
+and the grammar is opened on another replica. The round is planned and asked for again.
 """
 
 from __future__ import annotations

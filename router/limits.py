@@ -1,8 +1,9 @@
 """Limits of one session: of every wait, of attempts to replace a lost part, and of drafting.
 
-They are sections of the config tree (`router.timeouts`, `router.speculation`): these classes are
-what the YAML files say, what a request is held to, and the only place of their defaults. What they
-mean for a running session is in `remote.recovery`, `remote.exchange` and `drafters.choice`.
+They are sections of the config tree (`router.timeouts`, `router.speculation`). These classes define
+the keys of the YAML files and the limits of requests, and they are the only place of their
+defaults. What they mean for a running session is in `remote.recovery`, `remote.exchange` and
+`drafters.choice`.
 """
 
 from __future__ import annotations

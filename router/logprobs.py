@@ -1,7 +1,7 @@
 """Matches the logprobs of tokens with the text that goes out.
 
 The target sends an entry for every token it commits. An entry waits here until the text of its
-token is shown: text that may begin a stop string is held back, and text after a stop string is
+token is shown. Text that may begin a stop string is held back, and text after a stop string is
 never reported.
 """
 

@@ -2,12 +2,12 @@
 
 This is the algorithm; everything else is inside the parts of a `Session`. Plain decoding is the
 same loop with k = 0, where the target goes on alone between messages. A round emits the accepted
-draft tokens and exactly one token of the target's own: the recovered token after the first
+draft tokens and exactly one token of the target's own. It is the recovered token after the first
 rejection, or the bonus token after a whole draft. Both caches roll back when the next message names
 a shorter prefix. Leviathan et al. 2211.17192, Chen et al. 2302.01318; verification by shared noise
 (2408.07978) happens in the target engine.
 
-With k = 4, a draft [a, b, c, d] and a verdict (2 accepted, token x) the round commits a, b, x:
+Take k = 4, a draft [a, b, c, d] and a verdict (2 accepted, token x). The round commits a, b, x:
 
     committed  ... | a b x |          next round drafts after x
     draft          | a b c d          c was rejected, d never looked at

@@ -5,9 +5,9 @@ Upper seam, seen by `loop.py`, one object per session: `Drafter`, `Verifier`, `C
 of `models/protocol/messages.py`; `drafters/ngram.py` or a scripted fake implements them without it.
 `DrafterTraits` is what planning, costs and statistics know of a drafter: they never ask its name.
 
-Lower seam, seen by `remote/engine.py` and `remote/grammar.py`: `Pool` hands out a `Lease`, a
-lease carries a `Channel`. ZMQ links under Ray Serve leases are one implementation, engines in the
-same process another, a link that loses, doubles, delays and reorders messages a third.
+Lower seam, seen by `remote/engine.py` and `remote/grammar.py`: `Pool` hands out a `Lease`, a lease
+carries a `Channel`. ZMQ links under Ray Serve leases are one implementation, and engines in the
+same process another. A third one is a link that loses, doubles, delays and reorders messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DrafterTraits:
     """The properties of a drafter that others must know.
 
     `prior_acceptance` is the probability that a token of its drafts is accepted, those before it
-    accepted, as long as nothing was observed.
+    accepted. It holds as long as nothing was observed.
     """
 
     name: str  # in requests, answers, metrics and config
@@ -70,9 +70,9 @@ class DrafterTraits:
 class FreeDraft:
     """Tokens that cost no step, and how likely they are to be accepted.
 
-    `survival[j - 1]` is the probability that at least j of them are; as many as there are tokens,
-    never rising. `cells` say what kind of evidence is behind each token (`match_odds.cells`);
-    empty where it is not of matches.
+    `survival[j - 1]` is the probability that at least j of them are. It has as many entries as
+    there are tokens, and never rises. `cells` say what kind of evidence is behind each token
+    (`match_odds.cells`); empty where it is not of matches.
     """
 
     tokens: Sequence[int] = ()
@@ -160,14 +160,14 @@ class Verifier(Protocol):
     ) -> AsyncGenerator[Verdict, None]:
         """Verify `draft` after the committed tokens, then up to `run_on` plain steps.
 
-        `draft_probs` are what the draft's tokens were sampled from, where the rule needs them;
-        without them each token counts as chosen for certain, which is right for prompt lookup.
-        `side_tokens` are (place, token) beside those of the draft; a target may leave them out.
+        The draft's tokens were sampled from `draft_probs`, if the rule needs them. Without them
+        each token counts as chosen for certain, which is right for prompt lookup. `side_tokens` are
+        (place, token) beside those of the draft; a target may leave them out.
 
-        Yields the verdict on the draft (part 0), then one verdict for each plain step. The
-        caller commits the tokens of a verdict before it asks for the next, and may stop early;
-        the plain steps may end early too (a replica was lost), never before part 0.
-        Safe to repeat: the same committed tokens and draft give the same verdict.
+        Yields the verdict on the draft (part 0), then one verdict for each plain step. The caller
+        commits the tokens of a verdict before it asks for the next, and may stop early. The plain
+        steps may end early too (a replica was lost), never before part 0. Safe to repeat: the same
+        committed tokens and draft give the same verdict.
 
         Raises:
             Unavailable: target or constraint replica is lost and no other was to be had in time.

@@ -1,7 +1,7 @@
 """Tells a session's rounds one by one, for a client that asks for them; off it does nothing.
 
-A round goes out with the delta that it brings. What its tokens come from waits, as their logprobs
-do, until their text is shown: text that may begin a stop string is held back.
+A round goes out with the delta that it brings. The sources of its tokens wait, like their logprobs,
+until their text is shown. Text that may begin a stop string is held back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """When a text ends: eos, max_tokens, stop strings. Fed one token at a time.
 
-Feeding token by token, whatever the size of a round, makes the end independent of k: the same
-token ends the text, and the same number of tokens is counted. Text that may be the beginning of
-a stop string is held back until it cannot be one any more. Nothing that is complete within the
-first `min_tokens` tokens stops the text.
+It is fed token by token for any size of a round, so the end does not depend on k. The same token
+ends the text, and the same number of tokens is counted. Text that may be the beginning of a stop
+string is held back until it cannot be one any more. Nothing that is complete within the first
+`min_tokens` tokens stops the text.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from router.types import Detokenizer, FinishReason
 class StopResult:
     """The taken part of a round's tokens: `num_tokens` of them, and the text that they release.
 
-    `offsets` has one entry for each token that the text now shows at least in part, each token
-    once and in order: the number of characters of the whole text before it. A token without text
-    of its own counts to the next one.
+    `offsets` has one entry for each token that the text now shows at least in part, each token once
+    and in order. An entry is the number of characters of the whole text before it. A token without
+    text of its own counts to the next one.
     """
 
     num_tokens: int

@@ -121,9 +121,9 @@ class GenerationRequest:
 
     `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
     too. None of these is part of the text unless `includes_stop`. Requests share cached prefixes
-    only with those of the same `cache_salt`. With `choices` the text is one of them, drawn by what
-    the target gives to each whole (`models.protocol.choosing`); there is no grammar then. With
-    `max_tokens` 0 there is no text, only what the target says of the prompt.
+    only with those of the same `cache_salt`. With `choices` the text is one of them, drawn by the
+    target's probability of each whole choice (`models.protocol.choosing`). There is no grammar
+    then. With `max_tokens` 0 there is no text, only what the target says of the prompt.
     """
 
     request_id: str
@@ -162,9 +162,9 @@ class ShownToken:
 class Delta:
     """New text and the tokens committed with it; the text may come later than the tokens.
 
-    Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
-    not in an earlier delta (a character of several tokens is shown with the last of them), and
-    the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
+    If the request asks for logprobs, `shown` has the tokens of the text shown so far that were not
+    in an earlier delta. A character of several tokens is shown with the last of them. The first
+    delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
@@ -204,7 +204,7 @@ class TimeSplit:
 class DraftReplay:
     """A draft model's choice for each token of an answer, given all tokens before it.
 
-    Under shared noise it decides the draft in any round of any length, so the effect on rounds is
+    Under shared noise it decides the draft in any round of any length. So the effect on rounds is
     counted and not estimated.
 
     Attributes:
@@ -228,8 +228,8 @@ class DraftReplay:
 class SpeculationStats:
     """The figures of speculation for one request. Counts in vLLM's terms (tokens, steps = rounds).
 
-    `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
-    which a draft tokens were accepted, up to the longest draft, so it has at least one entry.
+    `num_draft_tokens` counts those drafted and verified. `acceptance_histogram[a]` counts the
+    rounds in which a draft tokens were accepted, up to the longest draft: at least one entry.
     """
 
     num_rounds: int = 0  # every verify answered, plain steps included

@@ -1,6 +1,6 @@
 """Several answers to one request: sessions that run side by side, their events as one stream.
 
-Each of a request's prompts has `n` choices, in order: choice j of prompt i is number i * n + j. It
+Each of a request's prompts has `n` choices, in order. Choice j of prompt i is number i * n + j. It
 is sampled with seed + j, whatever i is, so each prompt gets the answers that it gets alone.
 """
 

@@ -1,7 +1,7 @@
 """Checks that the service can answer: a real round through the target, not just an open socket.
 
-The result is cached for a moment and concurrent callers share one probe, so that many probes cost
-what one costs. A full service is busy, not broken: restarting it would make matters worse. So a
+The result is cached for a moment and concurrent callers share one probe. So many probes cost no
+more than one. A full service is busy, not broken: restarting it would make matters worse. So a
 probe that finds no place counts as healthy while other sessions get tokens.
 """
 

@@ -1,10 +1,10 @@
 """The HTTP routes: OpenAI's, tokens, models, health. No Ray inside.
 
 A request for which there is no room is refused unread. Others are read within the body limit
-(`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
-run by the `Generator`, and written (`api/writing/`). Nothing is sent before the first item of the
-generator is there, but for signs of life where that takes long (`writing/sse.py`), so whatever
-fails up to then has its proper status; later errors end the stream with an error event. A client
+(`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`).
+The `Generator` runs them, and `api/writing/` writes the answers. Nothing is sent before the first
+item of the generator is there, except signs of life if that takes long (`writing/sse.py`). So every
+failure up to then has its proper status. Later errors end the stream with an error event. A client
 that goes away ends the generation at once. Every request leaves one line in the log
 (`request_log.py`). Every answer has the header `x-request-id`, the client's own one where it sent a
 sane one. `transport/` has what browsers and proxies between a client and the routes ask for.

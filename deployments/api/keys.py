@@ -1,11 +1,11 @@
 """API keys: who may use the routes that are not open. Standard library and ASGI only.
 
-A key file has one line `name digest` per client: a name for logs and metrics and the SHA-256 of the
-key in hex, so that the file gives no key away. A plain hash is enough because keys are 256 random
-bits. The file is read again when it changes (as a mounted Kubernetes secret does), and its new
-content counts: a key that is no longer in it is refused, a malformed line is skipped and counted,
-without any key every request is refused. Only a file that cannot be read at all leaves the keys as
-they were. Keys never reach a log or an answer.
+A key file has one line `name digest` per client. It has a name for logs and metrics and the SHA-256
+of the key in hex, so that the file gives no key away. A plain hash is enough because keys are 256
+random bits. The file is read again when it changes (as a mounted Kubernetes secret does), and its
+new content counts. A key that is no longer in it is refused, and a malformed line is skipped and
+counted. Without any key every request is refused. Only a file that cannot be read at all leaves the
+keys as they were. Keys never reach a log or an answer.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 class KeyGate:
     """Middleware: 401 without a known key, but for `OPEN_PATHS`; notes its name in the scope.
 
-    The path is the one that starlette's router goes by: without what a server in front, such as
-    Serve with a `route_prefix`, has said to be mounted at (`root_path`).
+    The path is the one that starlette's router goes by. It does not have the mount point
+    (`root_path`) of a server in front, such as Serve with a `route_prefix`.
     """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:

@@ -1,7 +1,7 @@
 """Measures the choices of a request once, and reports to every sink: the log line and the metrics.
 
 A `ChoiceObserver` follows one choice from its wait for a place to its end. It is a context manager
-around the generation and is shown each item, so it adds no generator of its own.
+around the generation and is shown each item. So it adds no generator of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CLIENT_GONE = "client_gone"  # the code of a request whose client left
 class Sink:
     """Takes in what was observed of choices; a subclass overrides what it has a use for.
 
-    Times are seconds; `after_s` counts from the moment at which the choice could have begun, so
-    it includes the wait for a place. `choice` is the index within the request.
+    Times are seconds. `after_s` counts from the moment at which the choice could have begun, so it
+    includes the wait for a place. `choice` is the index within the request.
     """
 
     def tokens(self, choice: int, delta: Delta) -> None:
@@ -41,8 +41,9 @@ class Sink:
 
 
 class ChoiceObserver:
-    """Observes one choice within a `with` block; one of `finished` and `failed` is reported,
-    and `failed` too where an error follows the end.
+    """Observes one choice within a `with` block.
+
+    It reports `finished` or `failed`, and `failed` too if an error follows the end.
 
     Args:
         choice: its index within the request.

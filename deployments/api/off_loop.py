@@ -1,8 +1,9 @@
 """Computing for long bodies, in a thread of its own, so that streams flow on meanwhile.
 
-One thread, so that such bodies queue among themselves: what keeps Python's lock (a decoder of JSON,
-pydantic) stops the event loop for as long, and with two such threads the loop might have to let the
-other go first. Shorter bodies go first, so that the longest ones delay each other and no others.
+It has one thread, so that such bodies queue among themselves. Code that keeps Python's lock (a
+decoder of JSON, pydantic) stops the event loop for as long. With two such threads the loop might
+have to let the other go first. Shorter bodies go first, so that the longest ones delay each other
+and no others.
 """
 
 from __future__ import annotations

@@ -97,8 +97,9 @@ def predicted_text(
 def checked_ids(
     token_ids: list[int], tokenizer: Tokenizer, max_model_len: int, param: str
 ) -> list[int]:
-    """Ids that a client has sent as a prompt; more than fit, which are refused by their number, are
-    not looked at.
+    """Return the ids that a client has sent as a prompt.
+
+    Ids beyond the limit are refused by their number and are not looked at.
 
     Raises:
         InvalidRequest: one is outside the vocabulary.

@@ -63,8 +63,8 @@ def sampling_of(
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Tokenise each word as at the start of a text, and as after a space.
 
-    The form after a space is left out if it ends with the other form's tokens, because those forbid
-    it already.
+    The form after a space is left out if it ends with the other form's tokens. Those forbid it
+    already.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

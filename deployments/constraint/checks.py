@@ -1,8 +1,8 @@
 """Texts that are compared with grammars: in the canary, one at a time, within limits.
 
-A comparison is a trial with a text: it runs in a fork that the system ends at its limit of CPU time
-and memory, so that neither a hostile grammar nor a hostile text reaches a child with sessions. At
-most one is with the canary, so that it delays the trials of others by one comparison at most.
+A comparison is a trial with a text. It runs in a fork that the system ends at its limit of CPU time
+and memory. So neither a hostile grammar nor a hostile text reaches a child with sessions. At most
+one is with the canary, so that it delays the trials of others by one comparison at most.
 """
 
 from __future__ import annotations

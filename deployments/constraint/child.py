@@ -1,13 +1,13 @@
 """A child process of the constraint service: one `GrammarHost` that answers on a socket.
 
-Started as `python -m deployments.constraint.child SOCKET_FD PAGE_FD` by `process.py`.
-Two threads: one answers, at normal priority, because a model's pass waits for masks (at nice 19
-with both cores busy their 90th percentile was 80 ms instead of 0.2); one compiles, at a lower
-priority, while llguidance lets the interpreter go. So masks are answered while a grammar compiles,
-and messages of a session whose grammar is being compiled wait for it.
+Started as `python -m deployments.constraint.child SOCKET_FD PAGE_FD` by `process.py`. It has two
+threads. One answers, at normal priority, because a model's pass waits for masks (at nice 19 with
+both cores busy their 90th percentile was 80 ms instead of 0.2). One compiles, at a lower priority,
+while llguidance releases the interpreter. So masks are answered while a grammar compiles. Messages
+of a session whose grammar is being compiled wait for it.
 
-It limits its own memory and stays well below (`memory`), and arms an alarm before every message,
-so that it ends even when its parent is gone. It ends when the socket closes.
+It limits its own memory and stays well below (`memory`). It arms an alarm before every message, so
+that it ends even when its parent is gone. It ends when the socket closes.
 
 Imports llguidance and msgspec, no torch, no transformers, no Ray: about 30 MB.
 """

@@ -1,10 +1,9 @@
 """Work that may be hostile: done in a fork of this process, which the system ends at its limits.
 
-A fork has what this process has loaded and nothing of any other work; whatever it does, this
-process and every other fork are as before. The system measures what it took and ends it when it has
-used its CPU time (SIGPROF) or its memory (RLIMIT_DATA): CPU time does not pass while other
-processes have the core, so a busy machine makes no work too costly, only late. What it has started
-itself ends with it.
+A fork has the loaded objects of this process and nothing of any other work. It cannot change this
+process or another fork. The system measures its cost and ends it when it has used its CPU time
+(SIGPROF) or its memory (RLIMIT_DATA). CPU time does not pass while other processes have the core.
+So a busy machine makes no work too costly, only late. What it has started itself ends with it.
 """
 
 from __future__ import annotations

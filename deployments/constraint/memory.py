@@ -1,8 +1,8 @@
 """Watches the memory of a constraint child, and frees parts of it before the limit.
 
 A child that reaches its limit is ended by the allocator, with every matcher in it. So it frees the
-parts that can be made again long before: first compiled grammars that no session uses, then
-grammars with their sessions, whose routers open and replay them on a fresh lexer. It compiles
+parts that can be made again long before. First go compiled grammars that no session uses, then
+grammars with their sessions. Their routers open and replay them on a fresh lexer. It compiles
 nothing new if neither makes enough room. Marks are shares of the memory between the tokenizer's and
 the limit.
 

@@ -1,10 +1,10 @@
 """Shared by the constraint service's parent and its child processes: config, frames, progress.
 
-A frame is a little-endian 32-bit length and a msgpack array. Parent to child: first the
-`ConstraintConfig` (alone, not an array), then arrays of requests: `ConstraintRequest` to a child
-that holds sessions, `Trial` to the canary. Child to parent: arrays of pairs, the request's number
-(from 0, as sent) and its answer, nil where there is none; requests that came after a grammar which
-is being compiled may be answered before it. The first pair of all is one `ChildReady` or
+A frame is a little-endian 32-bit length and a msgpack array. The parent first sends the
+`ConstraintConfig` (alone, not an array), then arrays of requests. `ConstraintRequest` goes to a
+child that holds sessions, `Trial` to the canary. The child sends arrays of pairs: the request's
+number (from 0, as sent) and its answer, nil if there is none. Requests that came after a grammar
+which is being compiled may be answered before it. The first pair of all is one `ChildReady` or
 `ChildFailed`, whose number means nothing.
 
 The `ProgressPage` is shared memory in which the child notes the messages it works on. It outlives
@@ -38,10 +38,10 @@ class ConstraintConfig:
     """Settings of one constraint replica: those of `GrammarServiceConfig`, whose defaults hold, and
     a few that nobody sets. Plain, because children read it without pydantic.
 
-    `vocab_size` is that of the models' logits and may exceed the tokenizer's; `eos_ids` are all
-    ids that end a text. What a grammar may cost is counted in CPU time and memory of a trial of
-    its own, so that neither a busy machine nor other grammars count against it. Deadlines
-    (`*_timeout_s`) are wall-clock, from the moment at which the child can begin a message.
+    `vocab_size` is that of the models' logits and may exceed the tokenizer's; `eos_ids` are all ids
+    that end a text. The limits of a grammar are CPU time and memory of a trial of its own. So
+    neither a busy machine nor other grammars count against it. Deadlines (`*_timeout_s`) are
+    wall-clock, from the moment at which the child can begin a message.
     """
 
     tokenizer_path: str  # a tokenizer.json, or a folder that has one
@@ -126,9 +126,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
     """The end of a trial, and its cost.
 
-    `compiled`: within the limits; `refused`: by the compiler, `message` says why; `costly`: over
-    the limit on CPU time or memory, or it ended its process: `message` says which; `failed`: for
-    no fault of the grammar, such as no CPU or no memory to be had.
+    `compiled`: within the limits. `refused`: by the compiler, `message` has the reason. `costly`:
+    over the limit on CPU time or memory, or it ended its process; `message` tells which. `failed`:
+    for no fault of the grammar, such as a lack of CPU or memory.
     """
 
     outcome: Literal["compiled", "refused", "costly", "failed"]
@@ -172,8 +172,8 @@ class FrameSplitter:
 class FrameReader:
     """Reads frames, and blocks until they are there.
 
-    It reads into the same buffer all the time: a new one for each read, cut down to what came,
-    leaves holes in the heap, which then grows for hours.
+    It always reads into the same buffer. A new one for each read, cut to the read bytes, leaves
+    holes in the heap, which then grows for hours.
     """
 
     def __init__(self, link: socket.socket) -> None:

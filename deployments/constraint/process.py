@@ -1,15 +1,15 @@
 """One child process of the constraint service, seen from the parent.
 
-Sends requests as one frame per tick of the event loop, hands out replies as they come, and ends
-the child when it makes no progress, stopped or hanging. However a child ends, `on_death` is called
-exactly once, with what was left unanswered and, when the message it was busy with may be the
-cause, with that message.
+Sends requests as one frame per tick of the event loop, and hands out replies as they come. It ends
+the child when it makes no progress, stopped or hanging. `on_death` is called exactly once for any
+end of a child, with the unanswered requests. If the message that it was busy with may be the cause,
+it is passed too.
 
-Deadlines are wall-clock, but a child that had no CPU is not one that hangs: it gets
+Deadlines are wall-clock, but a child that had no CPU is not a hanging one. It gets
 `_STARVED_FACTOR` times as long. A message may be the cause when the child ended itself within it
-(memory limit, stack overflow, alarm, exception), or used CPU for a tenth of the deadline it
-exceeded. No message is blamed when a child was stopped or killed from outside. Knows no grammars
-and no routing.
+(memory limit, stack overflow, alarm, exception). It may also be the cause if it used CPU for a
+tenth of the deadline that it exceeded. No message is blamed when a child was stopped or killed from
+outside. Knows no grammars and no routing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Routers open and commit grammars here, engines ask for masks; both over the same link. A router's
 key is let in by its lease, an engine's key by the router that introduces it (`GrammarOpen.peers`).
-What grammars are and what they may cost is the business of `workers`; this file only passes
-messages between a socket and its `submit`.
+`workers` knows grammars and their limits. This file only passes messages between a socket and its
+`submit`.
 """
 
 from __future__ import annotations

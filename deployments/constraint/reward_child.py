@@ -5,13 +5,13 @@ classifiers of the config and users' rewards (entry points). What a question is 
 decided by how far its reward can reach (`models.rewards.reach`):
 
 - One whose time its text bounds is answered here, where text and reward are short.
-- One of an installed package has a fork for each question, and nothing of any other is in it: code
-  that shares a process with a neighbour's question can change the neighbour's answer.
-- Patterns and classifiers are data. One is asked in a fork of its own until it was seen to take
-  little; then the questions that are here at a time share a fork, whose limits are tight. Where
-  that ends without an answer each of its questions is asked again by itself, with all its limits.
+- A reward of an installed package has a fork for each question, and nothing of any other is in it.
+  Code that shares a process with a neighbour's question could change the neighbour's answer.
+- Patterns and classifiers are data. A reward is asked in a fork of its own until it proved to be
+  cheap. Then the questions that wait at a time share a fork, whose limits are tight. Where that
+  ends without an answer each of its questions is asked again by itself, with all its limits.
 
-So a reward that is slow, crashes, or takes memory ends its own question, and costs a neighbour that
+So a reward that is slow, crashes, or takes memory ends its own question. It costs a neighbour that
 shared its fork a moment. Up to `_MAX_AT_ONCE` forks run side by side. A reward that was too costly
 is refused at once for some time.
 """

@@ -1,7 +1,7 @@
 """The parent side of rewards: one child process (`reward_child`), begun when it is first asked.
 
 Every question is answered once, on the event loop. A child that ends, or hangs as a whole, is
-replaced with the next question; those it had not answered are answered as failed, and their senders
+replaced with the next question. Its unanswered questions are answered as failed, and their senders
 ask again.
 """
 

@@ -2,14 +2,14 @@
 
 A grammar that was not served before is compiled in a process of its own first, twice at most. The
 first trial is short: `_FIRST_CPU_S` and a little for each byte, in which almost every ordinary
-grammar is done. One that is not gets a second trial, alone and fresh as the first, with all of
-`compile_cpu_s`; a grammar that fails that as well is refused, with what was measured, for
-`_REFUSED_S`.
+grammar is done. A grammar that is not done gets a second trial, alone and fresh like the first,
+with all of `compile_cpu_s`. If it fails that as well, it is refused for `_REFUSED_S`, with the
+measured cost.
 
 First trials run in the order of their requests, and after `_FIRST_IN_A_ROW` of them one second
-trial. So a grammar waits for the short trials before it and one long one in each eight, and a
-slow grammar every few seconds takes no more than its own turn from others. At most `_MAX_SECOND`
-grammars wait for a second trial, and none waits for longer than `compile_timeout_s`: then the
+trial. So a grammar waits for the short trials before it and one long one in each eight. A slow
+grammar every few seconds takes no more than its own turn from others. At most `_MAX_SECOND`
+grammars wait for a second trial, and none waits for longer than `compile_timeout_s`. Then the
 answer is that it cannot be served now, which is not the client's error.
 
 Knows no sessions and no processes: `send` is the way to the canary.

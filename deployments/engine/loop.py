@@ -1,12 +1,12 @@
 """The one thread that drives an engine: take what arrived, form a batch, step, answer.
 
 The same loop runs in a leader process on sockets (`rank.py`) and in a test or notebook on queues
-(`local/pool.py`); an `EnginePort` is the difference. It knows neither Ray nor ZMQ.
+(`local/pool.py`). An `EnginePort` is the difference. It knows neither Ray nor ZMQ.
 
-Only leased sessions are served: an `Open` without a lease is dropped, so that a late message
-cannot bring back a session that was released. How leases end is said in `link/leases.py`; a session
-that the engine works for, or whose message came during a long step, is not idle. Apart from `run`
-and `tick`, every method may be called from another thread. An exception out of `step` is the
+Only leased sessions are served. An `Open` without a lease is dropped, so that a late message cannot
+bring back a session that was released. The end of leases is described in `link/leases.py`. A
+session that the engine works for, or whose message came during a long step, is not idle. Apart from
+`run` and `tick`, every method may be called from another thread. An exception out of `step` is the
 engine's death and leaves `run`.
 """
 

@@ -99,8 +99,8 @@ class EngineMeters:
 class EngineReport:
     """An engine replica's report to Serve for scaling; see `scaling` for the names.
 
-    The busy share counts from one report to the next, so that no pass is missed and none counts
-    twice, however rarely Serve asks.
+    The busy share counts from one report to the next. So no pass is missed and none counts twice,
+    however rarely Serve asks.
     """
 
     def __init__(self) -> None:

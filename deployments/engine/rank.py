@@ -1,9 +1,9 @@
 """One rank of a model replica: a process that holds the model or its share. Rank 0 is the leader.
 
-The leader alone talks to routers and alone samples: one plain thread drains the sockets, steps
-the engine and answers (`loop`). The others (tensor_parallel_size > 1) compute the passes it
-announces (`models.parallel.ranks`). Ray only starts ranks, watches them and passes control calls,
-which run in a second thread group. torch is imported by `load`, in the rank's own process, so that
+The leader alone talks to routers and alone samples. One plain thread drains the sockets, steps the
+engine and answers (`loop`). The others (tensor_parallel_size > 1) compute the passes it announces
+(`models.parallel.ranks`). Ray only starts ranks, watches them and passes control calls, which run
+in a second thread group. torch is imported by `load`, in the rank's own process, so that
 coordinators, which import this module, stay small.
 """
 
@@ -234,7 +234,7 @@ class Rank:
         """Return a new place where ranks can meet, for `load`. Leader only.
 
         On one node that is a file in a folder of its own, so that nothing is reachable from
-        outside; else an address of this node.
+        outside. Otherwise it is an address of this node.
         """
         if on_one_node:
             return f"file://{tempfile.mkdtemp(prefix='outrider-ranks-')}/meeting"

@@ -2,17 +2,17 @@
 
 The coordinator holds no model and no GPU. It starts the ranks in its replica's placement group,
 watches them (`rank_group`), answers health checks, and hands out leases. When a rank is lost the
-coordinator ends the others and then its own process: every lease then fails at once, routers'
-handles stop choosing the replica at once, and Serve starts a new one. Refusing leases and failing
-health checks instead would leave an idle-looking replica that attracts all new leases until the
+coordinator ends the others and then its own process. Every lease then fails at once, routers'
+handles stop choosing the replica at once, and Serve starts a new one. Refused leases and failed
+health checks would leave an idle-looking replica instead. It would attract all new leases until the
 next check. Messages of sessions never pass through here.
 
-A draft model may be swapped while it serves (`swap`): the other one's ranks run beside the first's
+A draft model may be swapped while it serves (`swap`). The other one's ranks run beside the first's
 until it takes over or is dropped. A lease stays with the model that it was given by.
 
-Serve cancels the task of a lease when its router lets go, and Ray then cancels every call that the
-task has made, on the way or not. So a lease makes no call itself: calls to ranks come from tasks
-that run in the context of `__init__`.
+Serve cancels the task of a lease when its router lets go. Ray then cancels every call that the task
+has made, on the way or not. So a lease makes no call itself: calls to ranks come from tasks that
+run in the context of `__init__`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks that a model has room beside those that are in memory already.
 
 Only weights and KV blocks are counted. A refused model would not fit, or would make the system end
-processes of the models that serve; an accepted one may still be too much.
+processes of the models that serve. An accepted one may still be too much.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     promoted    the new one serves sessions that begin; the old one those it has, then it is freed
     dropped     the new one said less of these texts, or could not be had; the old one serves
 
-A session has one model from its lease to its end, so nothing changes under a stream; and under
-shared noise no text depends on the draft. What a model is, and how it is loaded, is handed in.
+A session has one model from its lease to its end, so nothing changes under a stream. Under shared
+noise no text depends on the draft. What a model is, and how it is loaded, is handed in.
 """
 
 from __future__ import annotations

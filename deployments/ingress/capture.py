@@ -1,9 +1,9 @@
 """Keeps answers of real requests to train drafters on: off unless a folder is named.
 
 A line is `{"prompt_ids": [...], "answer_ids": [...]}`, what `python -m models.distill --answers`
-reads. Each router writes files of its own that only their owner may read; the oldest are deleted
-when all files of the folder take more than is allowed or when they are older than is allowed. A
-thread of its own writes, so a slow disk holds up no stream: answers are then left out and counted.
+reads. Each router writes files of its own that only their owner may read. The oldest are deleted
+when all files of the folder take more than is allowed or are older than is allowed. A thread of its
+own writes, so a slow disk holds up no stream. Answers are then left out and counted.
 """
 
 from __future__ import annotations
@@ -133,8 +133,11 @@ class CapturingGenerator:
     async def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
     ) -> AsyncGenerator[Delta | Finished, None]:
-        """See `Generator.generate`. Kept is what has ended as it should, choices and look-aheads
-        aside: a text out of a list, or steered by a reward, is not how the model writes."""
+        """See `Generator.generate`.
+
+        Answers that have ended as they should are kept, choices and look-aheads aside. A text out
+        of a list, or steered by a reward, is not the model's own.
+        """
         answer_ids: list[int] = []
         async with aclosing(self._inner.generate(request, detokenizer)) as events:
             async for event in events:

@@ -1,7 +1,7 @@
 """Metrics of a router's requests, under vLLM's names if vLLM has one.
 
 The metrics are a sink of the observers of choices (`api.observer`). Names and units are those of
-vLLM's production metrics, so that its dashboards and tools work unchanged; other names begin with
+vLLM's production metrics, so that its dashboards and tools work unchanged. Other names begin with
 `outrider:`.
 """
 

@@ -1,9 +1,9 @@
 """The router's leases over Ray Serve: `router.ports.Pool` for a deployment of replicas.
 
-A lease is a streaming handle call held open: Serve picks the replica, counts the session there,
-and drains by it. The first item says where the replica's link listens; after that no message of
-the session goes through Ray. The stream's end, by whatever cause, marks the session's channel
-lost at once. Runs in the event loop of a Serve replica (or of a driver, in tests).
+A lease is a streaming handle call held open. Serve picks the replica, counts the session there, and
+drains by it. The first item says where the replica's link listens; after that no message of the
+session goes through Ray. The stream's end, by whatever cause, marks the session's channel lost at
+once. Runs in the event loop of a Serve replica (or of a driver, in tests).
 """
 
 from __future__ import annotations

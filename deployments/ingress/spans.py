@@ -1,11 +1,11 @@
 """OpenTelemetry spans of requests and their rounds, where an endpoint for them is set.
 
-A request is a span for each of its choices, a child of the span that the client names in
-`traceparent`. A round is a child of that: from the tokens before to its own, with the tokens that
+A request is a span for each of its choices. It is a child of the span that the client names in
+`traceparent`. A round is a child of that: from the tokens before to its own. It has the tokens that
 were drafted for it and those that were accepted. Names of attributes are those of OpenTelemetry's
 conventions for generative AI where it has one. No prompt, no completion, no key is in a span.
 
-Spans wait in a bounded queue and leave in a thread; a collector that is slow or gone loses spans
+Spans wait in a bounded queue and leave in a thread. A collector that is slow or gone loses spans
 and holds up nothing. `OTEL_TRACES_SAMPLER` and the like mean what they mean elsewhere. The library
 is imported when an endpoint is set, and only then.
 """

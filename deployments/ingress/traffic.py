@@ -1,6 +1,6 @@
 """One line of the log a minute: what a router's requests got, altogether.
 
-Tokens count when they come, so a long stream is seen while it runs; k, acceptance and failures
+Tokens count when they come, so a long stream is seen while it runs. k, acceptance and failures
 count when a request ends. A minute in which nothing happened leaves no line.
 """
 

@@ -1,9 +1,9 @@
 """The asking end of a link, for routers: sessions in an event loop.
 
-`LinkClient` is one per process: one CURVE key, one DEALER socket per endpoint, shared by all
-sessions there and demultiplexed by session id. Channels are bounded; the oldest reply of a session
-that does not read is dropped, as a lossy link would. Replies for sessions that are not open here
-are dropped. A process that is stopped answers neither heartbeats nor handshakes: after
+There is one `LinkClient` per process. It has one CURVE key and one DEALER socket per endpoint,
+shared by all sessions there and demultiplexed by session id. Channels are bounded; the oldest reply
+of a session that does not read is dropped, as a lossy link would. Replies for sessions that are not
+open here are dropped. A stopped process answers neither heartbeats nor handshakes. After
 `silence_timeout_s` its connection is closed and its sessions' channels are marked lost. The
 plain-thread form, for engines that ask for masks, is `masks`.
 """
@@ -146,8 +146,8 @@ class _Connection:
     async def _watch(self) -> None:
         """Give the endpoint up when it is not connected for too long.
 
-        The limit counts from the moment the connection was lost: one that is taken and closed again
-        and again, by another process on that port, say, is none.
+        The limit counts from the moment the connection was lost. A connection that is taken and
+        closed again and again, by another process on that port, say, does not count.
         """
         now = asyncio.get_running_loop().time
         deadline: float | None = now() + self._reconnect_limit_s

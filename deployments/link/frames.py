@@ -1,8 +1,8 @@
 """Shared by both ends of a link: frames, keys, and the right to connect.
 
 A link is a ZMQ connection, DEALER at the asking end (`client`) and ROUTER at the serving end
-(`server`), encrypted and authenticated by CURVE. A frame is one ZMQ message: the msgpack
-array of everything one side had ready for one peer in one tick. Messages are the typed structs of
+(`server`). CURVE encrypts and authenticates it. A frame is one ZMQ message. It is the msgpack array
+of everything one side had ready for one peer in one tick. Messages are the typed structs of
 `models/protocol/messages.py`; nothing is pickled. Links may lose frames (full queues, reconnects):
 the protocol above tolerates that. Knows neither Ray nor engines.
 """
@@ -41,8 +41,8 @@ Message = TypeVar("Message")
 class FrameCodec(Generic[Message]):
     """Encodes frames of any message type and decodes frames of one union of types.
 
-    Nothing here raises: what cannot be encoded or decoded is dropped, as a lossy link would, so
-    that one broken message harms neither the process nor the messages of other sessions.
+    Nothing here raises. Messages that cannot be encoded or decoded are dropped, as a lossy link
+    would. So one broken message harms neither the process nor the messages of other sessions.
     """
 
     def __init__(self, message_type: Any) -> None:
@@ -151,7 +151,7 @@ class Gatekeeper:
 def wait_readable(poller: zmq.Poller, timeout_s: float) -> bool:
     """Wait until a registered socket can be read, up to `timeout_s`; False when none can.
 
-    ZMQ polls in whole milliseconds, which is too coarse for batch forming windows, so the part
+    ZMQ polls in whole milliseconds, which is too coarse for batch forming windows. So the part
     below one millisecond is waited out in short sleeps.
     """
     deadline = time.monotonic() + timeout_s

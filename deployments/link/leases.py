@@ -6,8 +6,8 @@ A session has one lease at a time. It ends in one of three ways:
     a newer one   the same session, again      the holder of the old one hears of it by `ended`
     idling        nothing came for too long    both
 
-Freed sessions are in `take_freed` until they are taken, and ended leases in `ended` until they are
-acknowledged, since the answer that reports them may be lost. Apart from `end_idle`, every method
+Freed sessions are in `take_freed` until they are taken. Ended leases are in `ended` until they are
+acknowledged, because the answer that reports them may be lost. Apart from `end_idle`, every method
 may be called from any thread. Knows neither links nor engines.
 """
 
@@ -122,9 +122,11 @@ class LeaseBook:
         return idle
 
     def take_freed(self) -> list[str]:
-        """Sessions that lost their last lease, in order, each once. One of them may have been
-        granted another lease since; what it had under the old one is to be forgotten all the
-        same."""
+        """Sessions that lost their last lease, in order, each once.
+
+        One of them may have been granted another lease since. Its state under the old one must be
+        dropped all the same.
+        """
         if not self._freed:
             return []
         with self._lock:

@@ -1,6 +1,6 @@
 """A session's bounded queue of replies in an event loop, as every `Channel` here needs one.
 
-When its reader does not keep up the oldest reply is dropped, as a lossy link would; the protocol
+When its reader does not keep up the oldest reply is dropped, as a lossy link would. The protocol
 asks again. Marking it lost wakes the reader at once.
 """
 

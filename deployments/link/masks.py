@@ -1,8 +1,8 @@
 """Asks constraint services for masks in an engine's thread: a `MaskSource` over links.
 
-One DEALER socket per constraint endpoint, shared by all sessions there, one CURVE key for all;
-routers introduce that key to the constraint service (`GrammarOpen.peers`). All requests of one
-call leave as one frame per endpoint. Nothing here waits but `poll`. Owned by one thread.
+All sessions at a constraint endpoint share one DEALER socket, and one CURVE key serves for all.
+Routers introduce that key to the constraint service (`GrammarOpen.peers`). All requests of one call
+leave as one frame per endpoint. Nothing here waits but `poll`. Owned by one thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The serving end of a link: a ROUTER socket for a plain thread, and one for an event loop.
 
 `LinkServer` is polled by an engine's leader thread, `AsyncLinkServer` calls back from the
-constraint service's event loop. Both bind a random port, let in only keys on their allow-list, and
-send all replies of one tick to one peer as one frame. A peer that cannot take a frame (gone, or
-its queue is full) loses it.
+constraint service's event loop. Both bind a random port and let in only keys on their allow-list.
+They send all replies of one tick to one peer as one frame. A peer that cannot take a frame (gone,
+or its queue is full) loses it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class LinkServer(_Bound[Request]):
 class AsyncLinkServer(_Bound[Request]):
     """A ROUTER socket in an event loop.
 
-    `on_messages` is called in the loop with everything one frame brought; it must not block, and
+    `on_messages` is called in the loop with everything one frame brought. It must not block, and
     answers by `reply` at any later time. What it raises is logged and costs that frame alone.
     Replies of one loop iteration leave as one frame per peer.
     """

@@ -1,6 +1,6 @@
 """Builds engines, grammars and router in this process from a config, for `deployments.llm`.
 
-Draft and target are stepped by turns in the event loop that uses them (`inline.py`): the draft
+Draft and target are stepped by turns in the event loop that uses them (`inline.py`). The draft goes
 first, so that one pass of the target verifies the drafts of all sessions.
 """
 

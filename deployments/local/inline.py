@@ -1,12 +1,12 @@
 """Engines of one device, stepped by turns in the event loop itself: no thread, no socket, no Ray.
 
-For measurements of engines and loop alone, and where draft and target share a device: a step of
-one is a step the other must wait for anyway. Engines that come first go first, so with the draft
+This serves measurements of engines and loop alone, and draft and target that share a device. A step
+of one is a step the other must wait for anyway. Engines that come first go first. So with the draft
 before the target all drafts are ready before the target's pass, and one pass verifies them all.
 
-Between steps the event loop gets turns until every session has come back with its next message,
-or until nobody has said anything for a while. That is what `models.scheduler.batch_window` does
-with a clock; here nothing is on its way, so a few turns are enough.
+Between steps the event loop gets turns until every session has come back with its next message. It
+stops waiting when no message has come for a while. That is what `models.scheduler.batch_window`
+does with a clock; here nothing is on its way, so a few turns are enough.
 """
 
 from __future__ import annotations

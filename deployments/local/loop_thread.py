@@ -1,6 +1,6 @@
 """An event loop in a thread of its own, for callers that have none or are inside another one.
 
-Scripts have no running loop, and notebooks have one that must not be blocked from within; with a
+Scripts have no running loop, and notebooks have one that must not be blocked from within. With a
 loop of ours beside them both call plain functions, from any thread.
 """
 

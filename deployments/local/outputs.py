@@ -1,6 +1,6 @@
 """Results of the Python API, in the shapes and names of vLLM's offline API.
 
-An output also has its `seed`, and an answer to a prompt the speculation figures of all its choices
+An output also has its `seed`. An answer to a prompt has the speculation figures of all its choices
 together (`metrics`).
 """
 
@@ -40,9 +40,9 @@ Logprobs = dict[int, Logprob]  # by token id: the token that came, and the likel
 class CompletionOutput:
     """One answer to a prompt.
 
-    `logprobs` has an entry for each token with text in the answer, so none for the one that ended
-    it, which is the last of `token_ids`. `choice_probabilities` are of a list that was drawn from,
-    where they were asked for.
+    `logprobs` has an entry for each token with text in the answer. It has none for the token that
+    ended it, which is the last of `token_ids`. `choice_probabilities` are of a list that was drawn
+    from, where they were asked for.
     """
 
     index: int

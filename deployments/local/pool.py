@@ -1,8 +1,8 @@
 """Engines and grammars in this process, for the same ports as everywhere: no Ray, no sockets.
 
 For tests, notebooks and the offline benchmark. Each engine is driven by one worker thread with the
-loop that leaders run (`engine.loop`); the grammar host has one of its own. Sessions live in the
-event loop that leased them. `fail` plays the death of a pool's process.
+loop that leaders run (`engine.loop`). The grammar host has a thread of its own. Sessions live in
+the event loop that leased them. `fail` plays the death of a pool's process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Instruments that are written once and read in two places: Prometheus' text and Ray's metrics.
 
 `Meters` makes counters, gauges and histograms of one process. Each is kept in a registry of its
-own, which GET /metrics prints, and written to a mirror where there is one: Ray's metrics leave
-each node by its agent, so that every replica is scraped and not only the one a proxy picks.
+own, which GET /metrics prints, and written to a mirror if there is one. Ray's metrics leave each
+node by its agent, so that every replica is scraped and not only the one a proxy picks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Mirror = Callable[[Declaration], Any]
 class _Instrument:
     """An instrument, its twin in the mirror, and the series of both.
 
-    A series is looked up once for each set of labels: a look-up costs more than the record that it
+    A series is looked up once for each set of labels. A look-up costs more than the record that it
     is for, and there is one for every token.
     """
 
@@ -78,8 +78,10 @@ class Counter(_Instrument):
 
 
 class Gauge(_Instrument):
-    """A value that rises and falls. Set it again every second or so, also where it stays: Ray's
-    agent forgets one that was not set within two of its reports."""
+    """A value that rises and falls. Set it again every second or so, even if it does not change.
+
+    Ray's agent forgets one that was not set within two of its reports.
+    """
 
     def set(self, value: float, **labels: str) -> None:
         """Replace the value."""

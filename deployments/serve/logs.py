@@ -1,8 +1,8 @@
 """Writes our log lines in Serve's place and form, in every process of ours.
 
 A replica's lines join those of Serve itself (`logging_config` of the config file: JSON or text,
-level), with the request's id if there is one. Ranks are plain actors, so they write to their own
-stderr, which Ray keeps in a file per process, in the same form. The subject of a line is in its
+level). They have the request's id if there is one. Ranks are plain actors, so they write to their
+own stderr in the same form. Ray keeps it in a file per process. The subject of a line is in its
 `extra`: ids, counts, reasons of our own. A line never has a key, a prompt or a completion.
 """
 

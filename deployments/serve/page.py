@@ -1,8 +1,8 @@
 """Metrics of engines and constraint replicas, for the page that GET /metrics of a router prints.
 
 Prometheus should read Ray's export on every node, which misses no replica. This page is for people
-and for one machine: it is put together when it is asked for, and a replica that does not answer in
-time is not on it.
+and for one machine. It is built on request, and a replica that does not answer in time is not on
+it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Every private part of Ray that is used outside `config/cluster.py`, so that an upgrade of Ray
 touches these two files.
 
-Ray's version is pinned. Each function says what the public interface lacks; `tests/deployments/
-serve/test_private.py` and the tests marked `ray` show whether they still do what they say. Imports
-of Serve are inside the functions: ranks import this module, and Serve would cost each of them
-40 MB.
+Ray's version is pinned. Each function tells what the public interface lacks.
+`tests/deployments/serve/test_private.py` and the tests marked `ray` show whether they still work.
+Imports of Serve are inside the functions: ranks import this module, and Serve would cost each of
+them 40 MB.
 """
 
 from __future__ import annotations

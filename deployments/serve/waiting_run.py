@@ -1,17 +1,17 @@
 """Ends the `serve run FILE` that waits for an application which is refused.
 
-`serve run` hands the file to Serve's controller and then only waits for Ctrl-C: it never learns
+`serve run` hands the file to Serve's controller and then only waits for Ctrl-C. It never learns
 that the application was refused, and stays up with nothing to serve. A supervisor or a script that
 waits for its end would wait for ever. The application is built by a task in the same cluster, which
 knows better, and ends the run.
 
-A run that has started the cluster is hung up on (SIGHUP): it ends at once, with a status that is
+A run that has started the cluster is hung up on (SIGHUP). It ends at once, with a status that is
 not 0, and the kernel ends the cluster with it. There is nothing to be ended in order. Ctrl-C would
 give the status 0, SIGTERM prints a trace of Ray's core. A run that has joined a cluster gets
 Ctrl-C, so that it takes Serve along.
 
 Only a run of this machine that started this cluster's Serve is ended, and only while nothing is
-served in it: an application that is refused beside running ones, or is deployed anew, stops none.
+served in it. An application that is refused beside running ones, or is deployed anew, stops none.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class SessionReplays:
     async def replays(self) -> dict[str, DraftReplay]:
         """Return each present draft model's replay of the answer so far.
 
-        It is empty for a text under a grammar or out of a list, because masks of passed places are
-        not kept. It is also empty if the rule gives drafts noise of their own: only shared noise
+        It is empty for a text under a grammar or out of a list. Masks of passed places are not
+        kept. It is also empty if the rule gives drafts noise of their own: only shared noise
         predicts them.
         """
         found: dict[str, DraftReplay] = {}

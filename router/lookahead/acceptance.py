@@ -36,7 +36,7 @@ def kept_by_gain(settings: LookaheadSettings, before: TextScore, score: TextScor
     """Decide like the paper, but for two cases.
 
     - Below r_t what earns more than the text without it is kept, as far as it gains.
-    - A draft that loses the constraint for good is not kept, whatever it scores; once the
+    - A draft that loses the constraint for good is not kept, whatever it scores. Once the
       constraint is lost there is nothing to earn, and all is kept.
     """
     if not score.can_be_met:

@@ -1,23 +1,24 @@
 """Look-ahead decoding as a coroutine: text that is steered by a reward, and so another text.
 
-Constrained decoding with lookahead heuristics, CDLH (Lu et al. 2112.08726), rolls every likely
-next token out with the target and takes the one whose future earns most. Constrained decoding with
-speculative lookaheads, CDSL (Nakshatri et al. 2412.10418), has the draft model write the future:
-the target verifies it in one pass, the reward judges what stands, and both scores decide. A round
-of CDSL is in one of these states, a of the draft accepted and r the reward of what stands:
+Constrained decoding with lookahead heuristics, CDLH (Lu et al. 2112.08726), rolls every likely next
+token out with the target and takes the one whose future earns most. Constrained decoding with
+speculative lookaheads, CDSL (Nakshatri et al. 2412.10418), has the draft model write the future.
+The target verifies it in one pass, the reward judges the rest, and both scores decide. A round of
+CDSL is in one of these states; a is accepted of the draft, and r is the reward of that:
 
     accepted         a >= a_t and r >= r_t    what stands is the text, and the target's next token
     low_acceptance   a <  a_t                 the target generates: it foresees another text
     low_reward       a >= a_t and r <  r_t    the target generates: its own text earns too little
     no_draft         the draft model is away  the target generates
 
-That is the paper's rule (`acceptance: paper`). Ours (`gain`) keeps what earns more than the text
-without it also below r_t, and never what loses the constraint for good (`acceptance.py`).
+That is the paper's rule (`acceptance: paper`). Ours (`gain`) also keeps drafts below r_t that earn
+more than the text without them. It never keeps one that loses the constraint for good
+(`acceptance.py`).
 
-The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
+The target generates by a step of CDLH, or plainly. None of this is exact. The distribution is not
 the target's, and no other mode of the router goes through here. Under a grammar all is masked:
-candidates, roll-outs, drafts and verdicts; what it forces next is taken as it is (`forced`); a step
-whose masks are lost is made again, from the same text and so with the same outcome.
+candidates, roll-outs, drafts and verdicts. Forced text is taken as it is (`forced`). A step whose
+masks are lost is made again, from the same text and so with the same outcome.
 """
 
 from __future__ import annotations

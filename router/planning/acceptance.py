@@ -2,9 +2,9 @@
 
 Position j of a round is observed only if tokens 1..j-1 were accepted: positions after the first
 rejection are unknown. A draft of 4 tokens of which 2 are accepted is three observations: accepted,
-accepted, rejected. Per position the estimate is a hazard with a forgetting factor, shrunk to a pool
-of all sessions of the same drafter and task class. A pool may not know a position, or may not have
-seen it for long; then it takes the value of the position before, and for the first one the
+accepted, rejected. Per position the estimate is a hazard with a forgetting factor. It is shrunk to
+a pool of all sessions of the same drafter and task class. A pool may not know a position, or may
+not have seen it for long. Then it takes the value of the position before, and for the first one the
 drafter's prior. So longer drafts look worth it again when short ones begin to be accepted.
 Positions from `_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail).
 
@@ -12,7 +12,7 @@ If a drafted token is wrong, one of the candidates beside it may be right. The r
 them is right, by its rank, is nearly the same at every place (`RankHits`).
 
 A drafter that copies has no draft if nothing repeats. The share of passes that get one is estimated
-in the same way, apart from its acceptance: both together give the expected rows and tokens of a
+in the same way, apart from its acceptance. Both together give the expected rows and tokens of a
 round.
 """
 

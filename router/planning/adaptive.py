@@ -1,8 +1,8 @@
 """Plans the rounds of a router's sessions: all on one target replica together.
 
 `RouterPlanner` has a `replica.ReplicaPlanner` for each target replica, and `PlannedSession` is one
-session's part in it: it knows the session's survival, keeps its k as long as neither that nor the
-plan changed, and says why k is what it is.
+session's part in it. It knows the session's survival, and keeps its k until that or the plan
+changes. It explains its k.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RouterPlanner:
     def leave(self, session: PlannedSession, name: str, num_tokens: int) -> None:
         """Let a session go from a replica, at the end of a text of so many tokens; 0: before it.
 
-        A replica without sessions keeps its mode for the next one to come, for a while: else
+        A replica without sessions keeps its mode for the next one to come, for a while. Otherwise
         requests that come one by one would each find out anew whether drafting pays.
         """
         replica = self._replicas.pop(name)
@@ -201,8 +201,8 @@ class PlannedSession:
     def forecast(self) -> DraftForecast:
         """Return the prediction for its drafts, as far as k could go in any of its rounds.
 
-        A plan outlasts the round that it is made in, which may be the last of a text and have room
-        for a token or none.
+        A plan outlasts the round that it is made in. That round may be the last of a text and have
+        room for a token or none.
         """
         if self.drafter is None:
             return DraftForecast(())

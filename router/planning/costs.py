@@ -123,8 +123,8 @@ class PassCosts:
     ) -> None:
         """Take in one proposal of `drafter`.
 
-        It was sent a guess of so many tokens, of which so many were right, and which had been
-        waited for so long.
+        It was sent a guess of `num_guessed` tokens, of which `num_right` were right. The wait for
+        the guess took `guess_ms`.
         """
         if not drafter.is_free and proposal.step_ms > 0.0:
             costs = self._drafters.setdefault(drafter.name, _DrafterCosts())
@@ -169,8 +169,8 @@ class PassCosts:
     def of_round(self, names: Iterable[str]) -> RoundCosts:
         """Return the engines' costs of a round that the drafters `names` draft for.
 
-        They work side by side and the round waits for the slowest: steps of 2 ms and of 5 ms make
-        a step of 5 ms.
+        They work side by side and the round waits for the slowest. Steps of 2 ms and of 5 ms make a
+        step of 5 ms.
         """
         tables = [self._drafters[name].steps for name in names if name in self._drafters]
         return RoundCosts(

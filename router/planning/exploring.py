@@ -1,11 +1,11 @@
 """Explores: it decides when to try the other mode, and when to make shadow drafts.
 
-The time of side path rows is learnt along the way: some rounds' drafts are chains, some have more
+The time of side path rows is learnt along the way. Some rounds' drafts are chains, some have more
 side paths than pay.
 
 Both kinds of exploration cost time. Each pause is so long that the cost stays a given share of all
-time. If every session lost 20 ms in a stretch and 0.5% may be lost, the next stretch comes after 4
-s. After a change of mode, when least is known, the first pauses are shorter.
+time. For example every session lost 20 ms in a stretch, and 0.5% may be lost. Then the next stretch
+comes after 4 s. After a change of mode, when least is known, the first pauses are shorter.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class ShadowTurn:
     """Chooses the session that makes a shadow draft: one at a time, then a pause.
 
     A drafter is idle while nobody drafts, but its machine may be the target's. So a turn is paid
-    for with the part of a shadow draft's time that rounds were seen to take longer by; before that
-    is known, with all of it. A turn begins before the session's drafter is connected to: reading
-    the text may take it longer than the draft. The first turns after a change of mode, when least
-    is known, are cheap.
+    for with the part of a shadow draft's time by which rounds were seen to take longer. Before that
+    is known, it is paid for with all of it. A turn begins before the session's drafter is connected
+    to: reading the text may take it longer than the draft. The first turns after a change of mode,
+    when least is known, are cheap.
     """
 
     def __init__(self) -> None:

@@ -1,23 +1,23 @@
 """Draft lengths of all live sessions together: most expected tokens per millisecond of their round.
 
-Where drafts pay, all sessions draft side by side: `depth` steps, which all of them share, and one
-pass that verifies all drafts. Sessions that go their own way meanwhile would part the passes, and
-a round of two passes is worth less than any choice of k. Each session that can draft has its first
-token verified; for every depth the others are admitted by falling survival: that order is best for
-any number of rows, and keeps drafts whole because survival never rises along a draft. Each prefix
-of it is scored,
+If drafts pay, all sessions draft side by side. There are `depth` steps, which all of them share,
+and one pass that verifies all drafts. Sessions that go their own way meanwhile would part the
+passes. A round of two passes is worth less than any choice of k. Each session that can draft has
+its first token verified. For every depth the others are admitted by falling survival. That order is
+best for any number of rows, and keeps drafts whole because survival never rises along a draft. Each
+prefix of it is scored,
 
     (tokens of the round - tokens others lose) / (pass(rows) + depth * step(sessions) + overhead)
 
-(or with two halves in turn, as often as they are) and the best is compared with going on without
+(or with two halves in turn, as often as they are). The best is compared with going on without
 drafts. Overhead is what whole rounds were measured to take beyond what engines do
 (`measured.Overheads`). A text's first and last rounds bring less than those between, and the more
-so the deeper all draft: that is taken off where it is known how long texts are. Rows that other
-routers send are in the pass with ours; what our drafts add
-to its time delays their tokens, and that is taken off.
+so the deeper all draft. That is taken off if the length of texts is known. Rows that other routers
+send are in the pass with ours. The time that our drafts add delays their tokens, and that is taken
+off.
 
-Pure functions of survival and costs. Goodput as in SmartSpec (2406.14066), rows by survival as in
-D-Cut (2607.14647); depth as a cost shared by all of a batch is our own.
+Pure functions of survival and costs. Goodput is that of SmartSpec (2406.14066), rows by survival
+that of D-Cut (2607.14647). Depth as a cost shared by all of a batch is our own.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class DraftForecast:
     """The prediction for drafts of one session.
 
     `survival[j - 1]` is the probability that at least j draft tokens are accepted, for j up to the
-    longest draft allowed; empty: no draft is to be had. `is_free`: drafts cost no step. `presence`:
-    share of the passes that are to have a draft in which there is one; it has rows only then.
+    longest draft allowed. It is empty if no draft can be had. `is_free`: drafts cost no step.
+    `presence` is the share of the passes that are to have a draft in which there is one. It has
+    rows only then.
     """
 
     survival: Sequence[float]
@@ -103,9 +104,9 @@ class JointPlan:
     def length_of(self, survival: Sequence[float], *, is_free: bool) -> int:
         """k by this plan of a session with such a survival, be it one of those planned for.
 
-        With `depth` 3 and `min_survival` 0.3 a survival of (0.8, 0.5, 0.2) makes k = 2, and one of
-        (0.9, 0.8, 0.7, 0.6) makes 3, or 4 where drafts cost no step; of (0.2, 0.1) it makes 1, to
-        stay in step, or 0 where `min_tokens` is over 1.2.
+        Let `depth` be 3 and `min_survival` 0.3. A survival of (0.8, 0.5, 0.2) makes k = 2, and one
+        of (0.9, 0.8, 0.7, 0.6) makes 3, or 4 if drafts cost no step. One of (0.2, 0.1) makes 1, to
+        stay in step, or 0 if `min_tokens` is over 1.2.
         """
         limit = len(survival) if is_free else min(self.depth, len(survival))
         length = min(1, limit)
@@ -141,8 +142,8 @@ def best_drafting_plan(
 
     `overhead_ms` is by depth, `text_tokens` how long texts are.
 
-    A and B survive with (0.9, 0.8) and (0.5, 0.2); a pass of r rows takes 20 + 2.5 r ms, a step
-    2 ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
+    A and B survive with (0.9, 0.8) and (0.5, 0.2). A pass of r rows takes 20 + 2.5 r ms, a step 2
+    ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
 
         A 1, B 1: (2 + 0.9 + 0.5)       / (30.0 + 2)     = 0.106
         A 2, B 1: (2 + 0.9 + 0.5 + 0.8) / (32.5 + 2 * 2) = 0.115   the best: k is 2 and 1

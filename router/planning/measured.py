@@ -1,8 +1,8 @@
 """Measures the results of drafting and of going on alone, on whole rounds.
 
 The joint plan adds up the engines' work in a round. The time between is fitted to whole rounds
-(`Overheads`), for each mode by itself, so that a plan promises the results of such rounds. The same
-rounds, summed by task class, show the gain of drafting (`Gain`): rounds without drafts are made on
+(`Overheads`), for each mode by itself. So a plan promises the results of such rounds. The same
+rounds, summed by task class, show the gain of drafting (`Gain`). Rounds without drafts are made on
 purpose now and then, as a control.
 """
 
@@ -46,11 +46,12 @@ class PlannerStats:
 class Overheads:
     """The time of rounds beyond the engines' time in a plan, by sessions and draft steps.
 
-    Links, queues, passes that bring only some of the sessions, the router's own work: all of it is
-    fitted to whole rounds. It may be negative if engines work side by side. It is a plane through
-    all rounds, with more weight on later ones. It has a slope by sessions, by steps and by both
-    together. Single estimates by depth would rest on few rounds, and on old ones for a depth that
-    is not in use. The best of eight such estimates is the one with the largest error.
+    It contains links, queues, passes that bring only some of the sessions, and the router's own
+    work. All of it is fitted to whole rounds. It may be negative if engines work side by side. It
+    is a plane through all rounds, with more weight on later ones. It has a slope by sessions, by
+    steps and by both together. Single estimates by depth would rest on few rounds. For a depth that
+    is not in use they would rest on old ones. The best of eight such estimates is the one with the
+    largest error.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class Overheads:
     ) -> None:
         """Take in a round, or for each of its tokens where nobody drafts (depth 0).
 
-        One that took more than `most_ms` waited for something else, for a prompt say, and counts as
+        One that took more than `most_ms` waited for something else, for a prompt say. It counts as
         if it had taken that, once enough is known to tell.
         """
         if self._total > _KNOWN * self._newest:
@@ -127,9 +128,9 @@ def _solved(rows: list[list[float]]) -> list[float]:
 class Lateness:
     """The factor by which rounds of a mode took longer than promised, odd rounds included.
 
-    `Overheads` gives the time of an ordinary round. Rounds that wait for a prompt, for a drafter
-    that is still reading, or for sessions that are out of step are left out there and counted here.
-    They are a cost of a mode, not of a depth.
+    `Overheads` gives the time of an ordinary round. Some rounds wait for a prompt, for a drafter
+    that is still reading, or for sessions that are out of step. They are left out there and counted
+    here. They are a cost of a mode, not of a depth.
     """
 
     def __init__(self) -> None:
@@ -174,7 +175,7 @@ class Gain:
     """Tokens per second of a session of one task class, with drafts and without.
 
     Rates are means over the last minutes of the time that rounds took, waits for slow clients left
-    out; 0.0 where there were no such rounds.
+    out. They are 0.0 if there were no such rounds.
     """
 
     with_drafts: float

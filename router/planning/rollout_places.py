@@ -1,7 +1,7 @@
 """Limits the look-aheads' share of the targets: places for roll-outs, rows beside other streams.
 
 Places keep room for sessions: a request takes all of its own before it begins. Rows keep the pace
-of ordinary streams: a look-ahead takes one for each of its rows in a pass, up to the number that
+of ordinary streams. A look-ahead takes one for each of its rows in a pass, up to the number that
 the streams can bear. The order of roll-outs changes no text.
 """
 
@@ -130,9 +130,9 @@ class RolloutPlaces:
     def max_rows(self, planner: RouterPlanner) -> float:
         """Rows of look-aheads that the streams now running put up with, by what passes take.
 
-        Without streams, and before a pass of theirs was measured, any number. What more rows take
-        than were ever tried is taken to go on as it was, so that they are tried. Streams count as
-        if all were on one target, which is the least that can be allowed.
+        Without streams, and before a pass of theirs was measured, any number. The time of more rows
+        than were ever tried is extrapolated, so that they are tried. Streams count as if all were
+        on one target, which is the least that can be allowed.
         """
         num_others = self._num_streams + planner.num_draft_rows
         alone_ms = planner.costs.pass_ms(num_others)

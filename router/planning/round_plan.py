@@ -70,8 +70,8 @@ class RoundPlan(msgspec.Struct, frozen=True):
     def rounds_in(self, num_tokens: int) -> float:
         """Promised rounds in the time of a round that brought `num_tokens`.
 
-        How many tokens of a draft are accepted, and whether one comes where it is asked for, is
-        chance, and estimated elsewhere (`acceptance`). A round that was to have a draft and did not
+        The number of accepted tokens of a draft, and the presence of a requested draft, are chance.
+        They are estimated elsewhere (`acceptance`). A round that was to have a draft and did not
         ask for it took as long for less.
         """
         if self.is_missed:
@@ -84,10 +84,10 @@ class RoundPlan(msgspec.Struct, frozen=True):
 class Misses:
     """Plans in place of those whose draft did not come, was empty, or was not worth its cost.
 
-    The target goes on alone, a step further after every second miss (1, 1, 2, 2, 3, ... steps):
-    where nothing ever matches, a round comes to cost what it costs without a drafter, and where
-    there have been matches the next one is noticed soon. Where the target drafts itself and is
-    right, a message costs it more and a match brings less: it goes twice as far each time.
+    The target goes on alone, a step further after every second miss (1, 1, 2, 2, 3, ... steps). If
+    nothing ever matches, a round comes to cost the same as without a drafter. If there have been
+    matches, the next one is noticed soon. If the target drafts itself and is right, a message costs
+    it more and a match brings less. Then it goes twice as far each time.
     """
 
     def __init__(self) -> None:

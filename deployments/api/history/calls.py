@@ -1,7 +1,7 @@
 """Calls that a client carries back: read in every usual shape, never refused.
 
-Arguments that are no JSON object (cut by `max_tokens`, empty, a list) count as none: templates and
-models want an object, and the turn says all the same that the function was called.
+Arguments that are no JSON object (cut by `max_tokens`, empty, a list) count as none. Templates and
+models want an object, and the turn still tells that the function was called.
 """
 
 from __future__ import annotations

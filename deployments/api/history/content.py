@@ -1,8 +1,8 @@
 """The content of a turn: strict where somebody writes it, lenient where a client carries it back.
 
-What a user or the instructions say is shown to the model whole, or refused by name. What an answer
-or a tool said is data: its text, reasoning and calls are found in the shapes of all the usual
-services, and what else it has is left out, so that no conversation ends over it.
+What a user or the instructions say is shown to the model whole, or refused by name. Answers and
+results of tools are data. Their text, reasoning and calls are found in the shapes of all the usual
+services. Other content is left out, so that no conversation ends because of it.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def thought_in(value: Any, depth: int = _MAX_NESTED) -> str:
 def result_text(content: Any, depth: int = _MAX_NESTED) -> str:
     """Return a tool's result as text: parts line by line, other values as JSON.
 
-    The model is told of a picture or a sound that it cannot be shown, because an empty result would
-    be another one.
+    The model is told of a picture or a sound that it cannot be shown. An empty result would be a
+    different one.
     """
     if content is None:
         return ""

@@ -1,9 +1,10 @@
 """GET /docs: the OpenAPI page for people. One static file, which asks for /openapi.json alone.
 
-The file is served without an API key, because a browser cannot send one before there is a page, and
-it says nothing of this server. What it shows does: that is behind the key, and the page asks its
-reader for it, keeps it in the tab and sends it to /openapi.json alone. Style and script are in the
-file and named by their hashes, so that a browser runs nothing else where a key was typed.
+The file is served without an API key, because a browser cannot send one before there is a page. It
+contains nothing about this server. The content that it shows does, and needs the key. The page asks
+its reader for the key, keeps it in the tab and sends it to /openapi.json alone. Style and script
+are in the file and named by their hashes. So a browser runs nothing else in a page where a key was
+typed.
 """
 
 from __future__ import annotations

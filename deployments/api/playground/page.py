@@ -1,9 +1,9 @@
 """The playground: a page for people, at the root of the service. Plain files, no build step.
 
-The page is served without an API key, because a browser cannot send one before there is a page; all
-that it then asks the API for needs the key as any client does, and the page asks its reader for it.
-It names its files and the API relative to its own address, so it works under any prefix. Nothing is
-loaded from elsewhere, nothing is inline, and the browser is told to hold it to that.
+The page is served without an API key, because a browser cannot send one before there is a page. Its
+requests to the API need the key like any client's, and the page asks its reader for it. It names
+its files and the API relative to its own address, so it works under any prefix. Nothing is loaded
+from elsewhere, nothing is inline, and the browser is told to hold it to that.
 """
 
 from __future__ import annotations

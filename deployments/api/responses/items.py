@@ -1,8 +1,9 @@
 """Items of a conversation as the Responses API has them, and the messages that they are.
 
 Items are carried back as services wrote them, of kinds that this one never writes. Calls of any
-kind and their results become turns; what says nothing to a model is left out. Only what a user or
-the instructions say can be wrong, and what refers to a stored thing, because nothing is stored.
+kind and their results become turns; what says nothing to a model is left out. Only the user's text
+or the instructions can be wrong. References to a stored item are wrong too, because nothing is
+stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The output items of a response while they grow, and the events that tell of it.
 
-A turn's text, its reasoning and each of its calls are an item of their own, in the order in which
-they come. An answer that is not streamed has the same items; its events are dropped.
+A turn's text, its reasoning and each of its calls are an item of their own. They have the order in
+which they come. An answer that is not streamed has the same items; its events are dropped.
 """
 
 from __future__ import annotations

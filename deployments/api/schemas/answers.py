@@ -1,9 +1,9 @@
 """Shapes of successful answers, as OpenAI has them; `api/writing/writers.py` fills them.
 
-Answers carry two things OpenAI does not have: `seed`, with which a request that named none can be
-repeated, and `metrics`, whose `speculative_decoding` has vLLM's field names and is there whether
-or not anything was drafted. In a stream both are on the trailing usage event, or, where none was
-asked for, on the event with the `finish_reason`.
+Answers carry two things that OpenAI does not have. `seed` lets a client repeat a request that named
+none. `metrics` has `speculative_decoding` with vLLM's field names, whether or not anything was
+drafted. In a stream both are on the trailing usage event. Without one they are on the event with
+the `finish_reason`.
 
 With `speculation.details` there are the rounds too (`api/writing/details_writer.py` writes them).
 
@@ -105,8 +105,8 @@ class DraftComparison(BaseModel):
 class SpeculativeDecoding(BaseModel):
     """Figures of speculation, in vLLM's words.
 
-    A step is a round that had a draft; without any (speculation off) the counts are 0, the rate
-    is 0 and the length 1. `mean_acceptance_length` counts the target's own token of each step.
+    A step is a round that had a draft. Without any (speculation off) the counts are 0, the rate is
+    0 and the length 1. `mean_acceptance_length` counts the target's own token of each step.
     """
 
     mean_acceptance_length: float

@@ -24,10 +24,10 @@ _LOWEST = -9999.0  # JSON has no -inf
 class Reasons(TypedDict):
     """Why the planner chose a round's k.
 
-    `reason` in a word or two; `mode`: whether the sessions on the target replica draft or do not,
-    empty where k is fixed. `survival` has the probabilities that at least 1, 2, ... draft tokens
-    are accepted, `min_survival` what a token's must be to be worth its row, which is what the other
-    sessions leave. `depth` and `num_sessions` are of the common plan. The last four are expected
+    `reason` is a word or two. `mode` tells if the sessions on the target replica draft or do not;
+    it is empty if k is fixed. `survival` has the probabilities that at least 1, 2, ... draft tokens
+    are accepted. A token is worth its row if it has at least `min_survival`, which follows from the
+    other sessions. `depth` and `num_sessions` are of the common plan. The last four are expected
     costs and gains; 0: not known.
     """
 
@@ -54,11 +54,11 @@ class Drafted(TypedDict):
 class Tested(TypedDict):
     """A draft token as the target tested it. Copied text that was rejected is left out.
 
-    `p` is the target's probability of it, `q` the draft's, `ratio` min(1, p / q): the chance that
-    `rejection` accepts it, which it does where the draw `u` is below. `q`, `ratio` and `u` are null
-    under `coupled`, where the target's own draw decides, and in greedy decoding. `accepted` is null
-    behind the first rejection, where nobody looked. `allowed` counts the tokens that a grammar
-    allows at its place; null: there is none.
+    `p` is the target's probability of it, `q` the draft's, and `ratio` min(1, p / q). The ratio is
+    the chance that `rejection` accepts it, which it does if the draw `u` is below. `q`, `ratio` and
+    `u` are null under `coupled`, where the target's own draw decides, and in greedy decoding.
+    `accepted` is null behind the first rejection, where nobody looked. `allowed` counts the tokens
+    that a grammar allows at its place; null: there is none.
     """
 
     token: str
@@ -86,9 +86,9 @@ class RoundTime(TypedDict):
 class DetailedRound(TypedDict):
     """A verdict of the target. `why` is null where the target went on alone by the last plan.
 
-    `last` says what the last of its `num_tokens` tokens is: `recovered` after a rejection, `bonus`
-    after a draft that was accepted whole, `plain` without a draft. `rejected` names the tokens
-    that a model drafted in vain; copied text is never named, because it may be another answer's.
+    `last` is the kind of the last of its `num_tokens` tokens: `recovered` after a rejection,
+    `bonus` after an accepted whole draft, `plain` without a draft. `rejected` names the tokens that
+    a model drafted in vain. Copied text is never named, because it may be another answer's.
     """
 
     round: int
@@ -103,8 +103,11 @@ class DetailedRound(TypedDict):
 
 
 class DetailedToken(TypedDict):
-    """A token of the text: where its text begins (characters), its name, who wrote it, in which
-    round, the target's logprob of it, and how many tokens a grammar allowed there (null: none)."""
+    """A token of the text.
+
+    It has the beginning of its text (characters), its name, its writer and round, and the target's
+    logprob. `allowed` is the number of tokens that a grammar allowed there (null: none).
+    """
 
     offset: int
     token: str

@@ -37,8 +37,8 @@ class GrammarCheckRequest(BodyFields):
 class GrammarCheckAnswer(Answer):
     """The length to which the text obeys the grammar.
 
-    `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does; `stops_at`
-    is the same where bytes are left, and null elsewhere. `may_end`: what goes is a whole text.
+    `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does. `stops_at`
+    is the same if bytes are left, and null otherwise. `may_end`: what goes is a whole text.
     `expected`: some texts that may come next. `loosened`: what of a schema is not enforced.
     """
 

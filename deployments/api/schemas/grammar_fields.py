@@ -1,8 +1,8 @@
 """The request fields that constrain the answer, and the grammar they ask for.
 
-OpenAI spells them `response_format`, vLLM `structured_outputs`; one constraint per request. What
-compiles is decided by the constraint service, which does not know how the client spelt a
-constraint: `naming_field` puts the field into its refusals.
+OpenAI spells them `response_format`, vLLM `structured_outputs`; one constraint per request. The
+constraint service decides which grammars compile. It does not know how the client spelt a
+constraint, so `naming_field` puts the field into its refusals.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Builds GET /openapi.json: every route, its bodies and its answers (OpenAPI 3.1).
 
-Bodies and answers are described by the very models that read and write them (`requests.py`,
-`answers.py`, `status.py`); the table below says which route has which. Source: OpenAPI
-Specification 3.1.
+Bodies and answers are described by the models that read and write them (`requests.py`,
+`answers.py`, `status.py`). The table below assigns them to routes. Source: OpenAPI Specification
+3.1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The OpenAI wire format: what requests may say, what errors look like and which status they have.
 
-Only shapes and their own limits are here; constraints are in `grammar_fields.py`, reading a body
-in `bodies.py`, limits that come from the config in `requests.py`, the shapes of successful answers
-in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
-parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
-`repetition_penalty`, `ignore_eos`, `min_tokens`, `bad_words`, `stop_token_ids`, `prompt_logprobs`,
-`include_stop_str_in_output`, `structured_outputs` and `cache_salt` (vLLM's words), `speculation`
-and `lookahead`.
+Only shapes and their own limits are here. Constraints are in `grammar_fields.py`, and `bodies.py`
+reads a body. Limits of the config are in `requests.py`, and the shapes of successful answers in
+`answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
+parameter never passes silently. Extensions to OpenAI's own fields have vLLM's words. They are
+`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `min_tokens`, `bad_words`, `stop_token_ids`,
+`prompt_logprobs`, `include_stop_str_in_output`, `structured_outputs` and `cache_salt`. Our own are
+`speculation` and `lookahead`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ Prompts = Annotated[
 class StreamOptions(StrictFields):
     """Options for a stream's events besides text.
 
-    As in vLLM, `continuous_usage_stats` asks for the usage at the end as well, unless that is
-    refused, and then says nothing.
+    As in vLLM, `continuous_usage_stats` asks for the usage at the end as well. It has no effect if
+    that is refused.
     """
 
     include_usage: bool = False

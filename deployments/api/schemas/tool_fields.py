@@ -67,8 +67,9 @@ def _read_parameters(content: Any, info: ValidationInfo) -> Any:
 class FunctionDefinition(StrictFields):
     """A function that may be called.
 
-    Arguments obey the schema. Where it cannot be served, a `strict` function refuses the request;
-    of another one, what cannot be served is loosened, place by place (`models/grammar/loose.py`).
+    Arguments obey the schema. A `strict` function whose schema cannot be served refuses the
+    request. Another one's unsupported parts are loosened, place by place
+    (`models/grammar/loose.py`).
     """
 
     ignored = _NOTES

@@ -1,8 +1,8 @@
 """Pages of other origins in a browser: Starlette's CORS, outside of all else.
 
-A preflight carries no key, so it is answered before one is asked for. Refusals carry the headers
-as well: a page could not read them otherwise. No cookie is used here, so credentials that a browser
-adds by itself are not allowed: a page sends its key in `Authorization`, as any client does.
+A preflight carries no key, so it is answered before one is asked for. Refusals carry the headers as
+well: a page could not read them otherwise. No cookie is used here, so credentials that a browser
+adds by itself are not allowed. A page sends its key in `Authorization`, as any client does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bodies that a client or a proxy has compressed (`Content-Encoding`), within the limit of bodies.
 
-A short body may hold a long text, so what counts is the length of the text: it is made piece by
-piece and given up beyond the limit, however little came. Between the pieces other streams go on.
+A short body may hold a long text, so the length of the text counts. The text is made piece by piece
+and dropped beyond the limit, however short the body is. Between the pieces other streams go on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Paths as base URLs and proxies spell them: the route that can only be meant is the one taken.
 
-A base URL with a slash at its end makes `//v1/models`, health checks ask for `/health/`, one that
-was set without `/v1`, or whose `/v1` a proxy took off or added, asks for `/chat/completions` or
+A base URL with a slash at its end makes `//v1/models`, and health checks ask for `/health/`. A base
+URL without `/v1` asks for `/chat/completions`. If a proxy added `/v1`, the request is for
 `/v1/v1/models`.
 """
 

@@ -1,7 +1,7 @@
 """Reads the turn that a chat request asks of the assistant, and builds the grammar for it.
 
-Tools, a constraint on the answer and a block of reasoning in front are one grammar: a required or
-named call is all there may be; `auto` leaves text free, or to the request's own constraint, until a
+Tools, a constraint on the answer and a block of reasoning in front are one grammar. A required or
+named call is the whole turn. `auto` leaves text free, or to the request's own constraint, until a
 call begins. Without tools and reasoning the request's constraint stands alone.
 """
 

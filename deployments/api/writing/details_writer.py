@@ -1,7 +1,7 @@
 """Adds `speculation_details` to the answer, or to the events, that another writer writes.
 
-Each event has what came since the one before it, and the last event of a choice all of the choice
-once more. Rounds are encoded as they come and kept as JSON.
+Each event has the tokens since the event before it. The last event of a choice has all of the
+choice once more. Rounds are encoded as they come and kept as JSON.
 """
 
 from __future__ import annotations

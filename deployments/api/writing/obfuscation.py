@@ -1,12 +1,12 @@
 """Events of a few sizes: OpenAI's `obfuscation`, random text that hides an event's length.
 
-An observer of the encrypted stream sees how long its events are, and from the lengths of tokens
-answers can be guessed (arXiv 2411.01076). Here every event is filled up to a power of two, which is
-the same for all texts of up to 160 bytes. What remains visible is how many events there are and
-when they come; and longer texts, or lists of logprobs, have the next powers.
+An observer of the encrypted stream sees the length of its events. Answers can be guessed from the
+lengths of tokens (arXiv 2411.01076). Here every event is filled up to a power of two. It is the
+same for all texts of up to 160 bytes. The number and the times of events remain visible. Longer
+texts, or lists of logprobs, have the next powers.
 
-It is off unless it is asked for (OpenAI's is on): it doubles what is sent, and in most places
-where this is served nobody but client and server sees the stream.
+It is off by default (OpenAI's is on), because it doubles the bytes. In most places where this is
+served only client and server see the stream.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Long work within the event loop, in slices of a few milliseconds between which others run.
 
-A list of a hundred thousand logprobs takes a second to write, and a thread would not help: it is
-Python, which holds the interpreter. All long work of a loop takes turns, a slice of one request in
-each iteration, so that many such requests stop the loop for no longer than one does.
+A list of a hundred thousand logprobs takes a second to write. A thread would not help, because it
+is Python, which holds the interpreter. All long work of a loop takes turns, a slice of one request
+in each iteration. So many such requests stop the loop for no longer than one does.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Server-sent events, and responses that are sent as they come into being.
 
-A response pulls an async generator of chunks. Nothing is sent before the first chunk is there, so
-whatever fails up to then is raised, and answered with its proper status. A proxy cuts a connection
-on which nothing comes for a while, most of them after a minute. So, where nothing was sent for
-`Silence.limit_s`, the response begins without its first chunk, and from then on each such silence
-is broken by a sign that clients skip: a comment among events, a line break before a JSON body. What
-fails later is told in the body.
+A response pulls an async generator of chunks. Nothing is sent before the first chunk is there. So a
+failure up to then is raised, and answered with its proper status. A proxy cuts a connection on
+which nothing comes for a while, most of them after a minute. So the response begins without its
+first chunk if nothing was sent for `Silence.limit_s`. From then on each such silence is broken by a
+sign that clients skip: a comment among events, a line break before a JSON body. What fails later is
+told in the body.
 
-Whatever ends the response - the last chunk, a client that goes away, one that stops reading,
-cancellation by the server - the generator is closed before the response returns, so that what it
-holds is freed at once and not when the garbage collector comes by.
+The response may end by the last chunk, a client that leaves or stops reading, or cancellation by
+the server. The generator is always closed before the response returns. So its resources are freed
+at once and not when the garbage collector comes by.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writes what the generator yields as JSON: a whole answer, or the events of a stream.
 
-A writer is made for one request and knows its id, model and seed; `chat_writer.py` and
+A writer is made for one request and knows its id, model and seed. `chat_writer.py` and
 `text_writer.py` differ in shape only. Long lists of logprobs are encoded as they come, in slices
-(`slices.py`), and put into their places as chunks (`json_chunks.py`); those of a prompt are encoded
-once, whatever the number of its choices.
+(`slices.py`), and put into their places as chunks (`json_chunks.py`). Those of a prompt are encoded
+once for all of its choices.
 """
 
 from __future__ import annotations
