@@ -295,3 +295,15 @@ def test_stop_ends_the_loop() -> None:
     loop.stop()
     loop.run()
     assert loop.stats().num_steps == 0
+
+
+def test_a_loop_that_stops_closes_sessions_whose_leases_ended_before() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port)
+    lease_id = loop.admit("a")
+    port.arrivals.append([("p", opening("a"))])
+    loop.tick()
+    loop.release("a", lease_id)
+    loop.stop()
+    loop.run()
+    assert engine.closed == ["a"]

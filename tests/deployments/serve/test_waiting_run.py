@@ -26,6 +26,13 @@ except KeyboardInterrupt:
     sys.exit(0)
 """
 
+
+def _hear_all_but(ignored: int) -> None:
+    """Undo what a run in the background, or under nohup, has made its children ignore."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
+
+
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -40,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             [sys.executable, str(program), *(words or ("run", "demo.yaml"))],
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: ignores and signal.signal(ignores, signal.SIG_IGN),
+            preexec_fn=lambda: _hear_all_but(ignores),
         )
         started.append(process)
         assert process.stdout is not None
