@@ -16,8 +16,11 @@ CHAT = {
     "max_tokens": 48,
     "seed": 7,
 }
-# Nobody drafts but the prediction.
-ALONE = {"has_draft": False, "speculation": NO_LOOKUP}
+# Nobody drafts but the prediction, and the target waits for it on a busy machine too.
+ALONE = {
+    "has_draft": False,
+    "speculation": NO_LOOKUP.model_copy(update={"run_on_tokens": 0}),
+}
 K = {"speculation": {"k": 6}}  # the plan of a busy machine may be to draft nothing
 
 
