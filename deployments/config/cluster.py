@@ -1,4 +1,4 @@
-"""What there is to serve on: the connected cluster, or this machine as Ray would announce it.
+"""Describes the resources to serve on: the connected cluster, or this machine as Ray sees it.
 
 Counts what nodes announce, not what is in use: so an application that takes the place of a running
 one is not refused, and nodes may announce GPUs that they do not have (as clusters in tests do).
@@ -39,17 +39,17 @@ class Node:
 
     @property
     def memory_bytes(self) -> int:
-        """What was free when it joined."""
+        """The memory that was free when it joined."""
         return int(sum(self.resources.get(kind, 0.0) for kind in _MEMORY))
 
     def has(self, selector: Labels) -> bool:
-        """Whether the node's labels fit; the empty selector fits every node."""
+        """Return whether the node's labels fit; the empty selector fits every node."""
         return bool(node_labels_match_selector(dict(self.labels), dict(selector)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What there is now.
+    """The present resources.
 
     Attributes:
         nodes: the machines.
@@ -69,7 +69,7 @@ class Cluster:
 
 
 def this_machine() -> Cluster:
-    """A cluster of this machine alone, as `ray.init` would find it."""
+    """Return a cluster of this machine alone, as `ray.init` would find it."""
     found = ResourceAndLabelSpec().resolve(is_head=True)
     resources = {kind: float(n) for kind, n in found.to_resource_dict().items()}
     node = Node(resources=resources, labels=dict(found.labels or {}))
@@ -77,10 +77,10 @@ def this_machine() -> Cluster:
 
 
 def connected_cluster(*, is_elsewhere: bool = False) -> Cluster:
-    """The living nodes of the cluster that this process is connected to.
+    """Return the living nodes of the cluster that this process is connected to.
 
-    It may grow where an autoscaler runs or nodes are pods: those that are asked for are started
-    later, or are starting now.
+    It may grow if an autoscaler runs or nodes are pods. Requested nodes are then started later, or
+    are starting now.
     """
     nodes = [
         Node(resources=node["Resources"], labels=node.get("Labels") or {})
@@ -96,7 +96,7 @@ def connected_cluster(*, is_elsewhere: bool = False) -> Cluster:
 
 
 def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
-    """The `deployments:` section of the deployed file whose `args` are `config`; may be empty.
+    """Return the `deployments:` section of the file whose `args` are `config`; may be empty.
 
     `build` is given `args` alone; Serve's controller has the rest.
 

@@ -25,5 +25,5 @@ class Fault(ValueError):
         self.kind = kind
 
     def __str__(self) -> str:
-        """The sentence that people read."""
+        """Return the sentence for people."""
         return f"{self.key}: {self.text}" if self.key else self.text

@@ -1,4 +1,4 @@
-"""What placements ask for and a cluster has not: processors, labels, and memory for the models.
+"""Checks placements against the cluster: processors, labels, and memory for the models.
 
 Memory counts weights and KV blocks, and nothing besides: what is refused here could not be served
 by any means; what is not may still be too much. Nothing here loads weights, and only `measured`
@@ -28,7 +28,7 @@ _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def shortages(placements: Sequence[Placement], cluster: Cluster) -> list[Fault]:
-    """What is missing for the fewest replicas, GPUs first; empty: nothing, as far as one can see.
+    """Return the shortages for the fewest replicas, GPUs first; empty if none can be seen.
 
     Whether everything fits next to everything else is not computed: Ray's own packing would have to
     be repeated.
@@ -120,7 +120,7 @@ def _shown(labels: Labels) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBytes:
-    """What one rank takes, as far as it is known; never more than it will."""
+    """The known bytes of one rank; never more than the real ones."""
 
     weights: int
     kv: int = 0
@@ -133,7 +133,7 @@ class RankBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What is known of one model; bytes are those of each rank."""
+    """The known sizes of one model; bytes are those of each rank."""
 
     num_parameters: int
     weight_bytes: int
@@ -144,15 +144,16 @@ class ModelSizes:
 
     @property
     def rank(self) -> RankBytes:
-        """What a rank takes."""
+        """The bytes of a rank."""
         return RankBytes(
             weights=self.weight_bytes, kv=(self.kv_tokens or 0) * self.kv_bytes_per_token
         )
 
 
 def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
-    """What a rank takes by the headers of the checkpoint's files; KV only where the config says
-    bytes.
+    """Return a rank's bytes by the headers of the checkpoint's files.
+
+    KV is included only if the config gives bytes.
 
     Raises:
         ValueError: a file cannot be read.
@@ -207,7 +208,7 @@ def memory_faults(
     placements: Sequence[Placement],
     cluster: Cluster,
 ) -> list[Fault]:
-    """What does not fit, by section; empty: nothing, as far as one can see.
+    """Return the models that do not fit, by section; empty if none can be seen.
 
     Args:
         config: whose models they are.
@@ -270,7 +271,7 @@ def _too_large_together(on_cpu: int, on_gpu: int, cluster: Cluster) -> list[Faul
 
 
 def gigabytes(num_bytes: float) -> str:
-    """With three digits: 1.23 GB, 456 MB, 7.89 KB; a byte has none."""
+    """Write bytes with three digits: 1.23 GB, 456 MB, 7.89 KB; a byte has none."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.3g} {unit}"

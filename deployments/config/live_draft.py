@@ -27,7 +27,7 @@ _KEY = "user_config: model_path"
 
 
 class DraftUserConfig(Section):
-    """What the `user_config` of a Draft deployment may say."""
+    """The keys of a Draft deployment's `user_config`."""
 
     model_path: str = Field(
         default="",
@@ -58,7 +58,9 @@ class WantedDraft:
 
 
 def draft_user_config(user_config: object) -> DraftUserConfig:
-    """The `user_config` of a Draft deployment, a tree of plain values; None: nothing is asked.
+    """Read the `user_config` of a Draft deployment, a tree of plain values.
+
+    None means that nothing is requested.
 
     Raises:
         ValueError: one message that names every key at fault.
@@ -70,7 +72,9 @@ def draft_user_config(user_config: object) -> DraftUserConfig:
 
 
 def wanted_draft(base: ModelConfig, user_config: object) -> WantedDraft:
-    """The draft model that `user_config` asks for. Reads the folder's small files, no weights.
+    """Return the draft model that `user_config` asks for.
+
+    It reads the folder's small files, no weights.
 
     Args:
         base: the resolved model of `args`, whose limits hold and whose token ids are the target's.

@@ -1,4 +1,4 @@
-"""Where the configured models are, and what their small files say, before minutes of loading.
+"""Finds the configured models and checks their small files, before minutes of loading.
 
 A `model_path` is a folder or a GGUF file, as given or in the repo, the name of a model in the
 cache, or that of one on the hub, of which only small files are fetched here. A GGUF file is
@@ -39,8 +39,10 @@ _TOKENIZER_KEY = "router.tokenizer_path"
 
 
 def resolve_folder(path: str, key: str) -> Path:
-    """The existing folder that `path` names: as given, in the current folder, or in the repo; or
-    in the cache, where it is the name of a model that can be fetched.
+    """Return the existing folder that `path` names.
+
+    The path is used as given, in the current folder, or in the repo. It may also be the name of a
+    model that can be fetched, in the cache.
 
     Raises:
         Fault: no such folder; the message names the config key and the places looked at, or the
@@ -50,8 +52,10 @@ def resolve_folder(path: str, key: str) -> Path:
 
 
 def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) -> Path:
-    """The checkpoint folder that `path` names; as `resolve_folder`, and of a GGUF file, or a
-    folder that holds one and no other weights, the one with its weights in `dtype`.
+    """Return the checkpoint folder that `path` names.
+
+    It is found like in `resolve_folder`. For a GGUF file, or a folder that holds one and no other
+    weights, it is the folder with its weights in `dtype`.
 
     Args:
         path: as a config has it.
@@ -74,7 +78,9 @@ def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) 
 
 
 def resolved(config: AppConfig) -> AppConfig:
-    """The same tree with absolute paths and the values that follow from the target filled in.
+    """Return the tree with absolute paths.
+
+    Values that follow from the target are filled in.
 
     Raises:
         Fault: a model folder does not exist.
@@ -99,7 +105,7 @@ def resolved(config: AppConfig) -> AppConfig:
 
 
 def fitted(config: AppConfig) -> AppConfig:
-    """The same tree; a `max_model_len` that it leaves open is no longer than the checkpoint's own.
+    """Limit each open `max_model_len` to the checkpoint's own.
 
     Raises:
         Fault: a model folder does not exist.
@@ -172,7 +178,7 @@ def _on_hub(name: str, revision: str | None, key: str) -> Path:
 
 
 def file_faults(config: AppConfig) -> list[Fault]:
-    """All that is wrong with the model folders that an unresolved config names; empty: nothing."""
+    """Return all faults of the model folders that an unresolved config names."""
     faults = []
     for section, model in config.models.items():
         faults += _faults_of(_check_folder, model, section)
@@ -199,7 +205,7 @@ def check_models(config: AppConfig) -> None:
 
 
 def with_shared_vocabulary(config: AppConfig) -> AppConfig:
-    """The same tree; draft models sample no token id that the target does not have.
+    """Limit draft models to token ids that the target has.
 
     Raises:
         ValueError: a tokenizer cannot be read, or a token id means different tokens.
@@ -321,7 +327,7 @@ def check_files(folder: Path, key: str, *, has_grammars: bool) -> None:
 
 
 def to_come(folder: Path, key: str) -> Download | None:
-    """What of a checkpoint's weights must still be fetched from the hub; None: nothing.
+    """Return the weights of a checkpoint that must still be fetched from the hub; None if none.
 
     Raises:
         Fault: the hub cannot be asked, or has none.

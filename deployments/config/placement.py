@@ -1,4 +1,4 @@
-"""What each deployment asks of the cluster: the defaults of `build` under the overrides of a file.
+"""Computes each deployment's request to the cluster: defaults of `build` under a file's overrides.
 
 A Serve config file overrides options by deployment name. A `Placement` holds how many replicas
 there are at least and at most, and what one of them reserves. Knows neither Ray nor torch.
@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def units(self) -> list[tuple[Resources, Labels]]:
-        """What one replica reserves, piece by piece, and where."""
+        """The reservations of one replica, piece by piece, with their labels."""
         pieces = self.bundles or (self.own,)
         labels = self.labels or ({},)
         if len(labels) == 1:
@@ -51,7 +51,10 @@ class Placement:
 
 
 def engine_placement(name: str, model: ModelConfig) -> Placement:
-    """Of Target or Draft: a bundle per rank; the coordinator shares the first."""
+    """Return the placement of Target or Draft.
+
+    It has a bundle per rank; the coordinator shares the first.
+    """
     bundle: dict[str, float] = {"CPU": 1}
     if model.device.startswith("cuda"):
         bundle["GPU"] = 1
@@ -63,7 +66,7 @@ def engine_placement(name: str, model: ModelConfig) -> Placement:
 
 
 def default_placements(config: AppConfig) -> list[Placement]:
-    """What `build` asks for when the file says nothing."""
+    """Return the placements of `build` if the file has no overrides."""
     placements = [
         Placement(name="Router", own={"CPU": COORDINATOR_CPUS}),
         engine_placement("Target", config.target),
@@ -77,13 +80,13 @@ def default_placements(config: AppConfig) -> list[Placement]:
 
 
 def deployment_of(section: str) -> str:
-    """The deployment of a model, by its section of the config: Target, Draft, Draft-NAME."""
+    """Return the deployment of a model, by its section of the config: Target, Draft, Draft-NAME."""
     kind, _, name = section.partition(".")
     return f"Draft-{name}" if name else kind.capitalize()
 
 
 def placements_of(config: AppConfig, overrides: Iterable[Mapping[str, Any]]) -> list[Placement]:
-    """The placements with the `deployments:` section of a Serve config file laid over them.
+    """Lay the `deployments:` section of a Serve config file over the placements.
 
     Raises:
         ValueError: the section names a deployment that there is not, or too few bundles.
@@ -135,7 +138,7 @@ def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:
 
 
 def _num_replicas(options: Mapping[str, Any]) -> tuple[int, int]:
-    """At least and at most."""
+    """Return the least and the highest number of replicas."""
     scaling = options.get("autoscaling_config")
     fixed = options.get("num_replicas")
     if scaling:

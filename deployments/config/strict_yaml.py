@@ -20,7 +20,7 @@ _PLAIN_BOOLS = ("true", "false")
 
 
 def read_yaml(text: str) -> Any:
-    """What a YAML text holds.
+    """Read a YAML text.
 
     Raises:
         ValueError: it is no YAML, a key is given twice, or a value means something else than it

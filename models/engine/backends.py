@@ -1,4 +1,4 @@
-"""Which back-end computes a model's passes here: decided once, when the model is loaded."""
+"""Chooses the back-end of a model's passes here: once, when the model is loaded."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def lay_out(checkpoint: Checkpoint, config: EngineConfig, kernel: VarlenKernel |
 
 
 def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | None:
-    """A model around a paged kernel in few operations; None where its layers are not known."""
+    """Return a model around a paged kernel in few operations; None if its layers are not known."""
     model = checkpoint.model
     own = own_products(config, has_scales=checkpoint.has_scales)
     if (config.quantization and own is None) or not can_take_apart(model):

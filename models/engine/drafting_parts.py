@@ -1,10 +1,10 @@
-"""What drafts with a target in its process: read before the target is packed, made behind it.
+"""Drafters in a target's process: read before the target is packed, made behind it.
 
-Where ranks share the target each has its part of what drafts. A layer with keys is divided as the
-target's own are, so its keys are those of the rank's heads; an output layer by words, as the
-target's is. What is small (norms, the joining product of an MTP head) is whole on every rank, and
-what only the leader computes is there alone: the fusing of an EAGLE-3 head, the residual layers of
-Medusa heads.
+If ranks share the target, each has its part of the drafter. A layer with keys is divided as the
+target's own are, so its keys are those of the rank's heads. An output layer is divided by words, as
+the target's is. Small parts (norms, the joining product of an MTP head) are whole on every rank.
+Parts that only the leader computes are there alone: the fusing of an EAGLE-3 head, the residual
+layers of Medusa heads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from models.parallel.ranks import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class DraftingParts:
-    """What a config names, with its weights; at most one of them.
+    """The parts that a config names, with their weights; at most one of them.
 
     Attributes:
         output: [V, F] the target's output layer, where an MTP head drafts by it; of a rank its
@@ -55,7 +55,7 @@ class DraftingParts:
 
 @dataclass(frozen=True, slots=True)
 class OwnDrafting:
-    """What drafts, behind a target whose weights are laid out.
+    """The drafter behind a target whose weights are laid out.
 
     Attributes:
         heads: that draft by the states of the pass before; None: there are none.
@@ -71,13 +71,15 @@ class OwnDrafting:
 
     @property
     def num_bytes(self) -> int:
-        """Of weights beside the target's."""
+        """The bytes of weights beside the target's."""
         drafting = self.heads or self.layer
         return 0 if drafting is None else drafting.num_bytes
 
 
 def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
-    """What the config names, before the model is taken apart: it may share its weights.
+    """Read the config's parts before the model is taken apart.
+
+    They may share its weights.
 
     Raises:
         ValueError: it cannot be served with this target; names folder and key.
@@ -116,7 +118,7 @@ def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
 
 
 def _words(checkpoint: Checkpoint) -> Words:
-    """The ids whose logits are made here."""
+    """Return the ids whose logits are made here."""
     total, ranks = checkpoint.num_columns, checkpoint.ranks
     if ranks is None:
         return Words(0, total, total)
@@ -125,7 +127,7 @@ def _words(checkpoint: Checkpoint) -> Words:
 
 
 def _output_weight(checkpoint: Checkpoint) -> Tensor:
-    """The target's output layer, of the words here."""
+    """Return the rows of the target's output layer for the words here."""
     output: Any = checkpoint.model.get_output_embeddings()
     whole: Any = output.linear if isinstance(output, GatheredLinear) else output
     weight: Tensor = whole.weight.detach()
@@ -157,7 +159,9 @@ def _divide_eagle3(
 def make_drafting(
     parts: DraftingParts, checkpoint: Checkpoint, config: EngineConfig, forward: ModelForward
 ) -> OwnDrafting:
-    """What drafts behind a model that was laid out as `forward`, which then keeps states for it.
+    """Make the drafter behind a model that was laid out as `forward`.
+
+    The model then keeps states for it.
 
     Raises:
         ValueError: this model has none, or fewer layers than are to draft.
@@ -194,7 +198,7 @@ def _with_mtp(
 
 
 def _mtp_output(parts: MtpParts, output: Tensor, checkpoint: Checkpoint) -> nn.Module:
-    """The target's own, or the rows of it that the head drafts."""
+    """Return the target's own output layer, or its rows that the head drafts."""
     if parts.draft_ids is None:
         whole: nn.Module = checkpoint.model.get_output_embeddings()
         return whole

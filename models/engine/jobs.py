@@ -67,7 +67,7 @@ class Jobs:
         return [session for session, job in self if job.logits is None and not job.is_forked]
 
     def are_any_held(self) -> bool:
-        """Whether a job has its logits and waits for its masks."""
+        """Return whether a job has its logits and waits for its masks."""
         return any(job.logits is not None for _, job in self)
 
     def released(self, in_pass: Sequence[tuple[Session, Job]]) -> list[tuple[Session, Job]]:
@@ -87,10 +87,10 @@ class Jobs:
 
     @property
     def has_replies(self) -> bool:
-        """Whether a reply is to leave."""
+        """True if a reply is to leave."""
         return bool(self._outgoing)
 
     def take_replies(self) -> list[Outgoing]:
-        """The replies to leave now, each once."""
+        """Return the replies to leave now, each once."""
         replies, self._outgoing = self._outgoing, []
         return replies

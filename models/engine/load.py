@@ -1,4 +1,4 @@
-"""How full and how busy an engine is, in numbers that cost next to nothing to read.
+"""The load of an engine, in numbers that cost next to nothing to read.
 
 Without torch: coordinators, which hold no model, import this.
 """

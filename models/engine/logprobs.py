@@ -1,4 +1,4 @@
-"""What a model's own distribution gives to tokens: log-softmax of its logits before any sampling.
+"""Computes a model's own probabilities of tokens: log-softmax of its logits before any sampling.
 
 vLLM calls these `raw_logprobs`. They come from the target's passes alone, so they say the same
 whatever drafted and however many tokens were verified at once. Every value is a function of its
@@ -30,7 +30,7 @@ def token_logprobs(
     tokens: Sequence[int],  # [R] the token whose probability each row gives
     num_top: int,  # likeliest tokens to name; at most V are, and none that is impossible
 ) -> list[TokenLogprobs]:
-    """One entry per row."""
+    """Return one entry per row."""
     entries: list[TokenLogprobs] = []
     for first in range(0, len(tokens), _ROWS_AT_ONCE):
         stop = first + _ROWS_AT_ONCE

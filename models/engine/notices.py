@@ -30,11 +30,11 @@ class QueueNotices:
         self._next_look_s = 0.0
 
     def is_time_to_look(self, now: float) -> bool:
-        """Whether somebody may be due."""
+        """Return whether a notice may be due."""
         return now >= self._next_look_s
 
     def take(self, jobs: Iterable[tuple[Session, Job]], now: float) -> list[tuple[object, Queued]]:
-        """The notices that are due now, with the address they go to."""
+        """Return the notices that are due now, with the address they go to."""
         if not self.is_time_to_look(now):
             return []
         self._next_look_s = now + self._interval_s / _LOOKS_PER_INTERVAL

@@ -1,4 +1,4 @@
-"""How much memory the largest pass takes beside weights and KV: by running one, before there is KV.
+"""Measures the memory of the largest pass beside weights and KV, by running one before there is KV.
 
 What a layer needs for a while depends on the model, its kernels and the rows of a pass; torch knows
 the most that it ever held. Ranks run it together, as they run every pass.
@@ -23,7 +23,7 @@ _DRAW_COPIES = 3  # of the logits, while tokens are drawn from them
 def measured_share(
     config: EngineConfig, memory: DeviceMemory, laid_out: LaidOut, num_ids: int
 ) -> int:
-    """What `gpu_memory_utilization` leaves for keys and values on this rank, bytes.
+    """Return the bytes that `gpu_memory_utilization` leaves for keys and values on this rank.
 
     Args:
         config: with a share of the GPU.
@@ -60,7 +60,7 @@ def _pass_bytes(config: EngineConfig, memory: DeviceMemory, laid_out: LaidOut, n
 
 
 def _largest_pass(config: EngineConfig) -> Sequence[SequenceRows]:
-    """As many rows as a pass may have: of prompts as long as can be, from their beginning."""
+    """Return the most rows of a pass: of prompts as long as can be, from their beginning."""
     sequences = []
     num_left, size, next_block = config.max_num_batched_tokens, config.block_tokens, 0
     num_logits = min(num_left, _LOGIT_ROWS)

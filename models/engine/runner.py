@@ -165,18 +165,18 @@ class ModelRunner:
 
     @property
     def drafts_itself(self) -> bool:
-        """Whether something here drafts with the model."""
+        """True if a drafter here works with the model."""
         return self.heads is not None or self.draft_layer is not None
 
     @property
     def keeps_hidden(self) -> bool:
-        """Whether something here drafts by states."""
+        """True if a drafter here needs states."""
         layer = self.draft_layer
         return self.heads is not None or (layer is not None and layer.takes_states)
 
     @property
     def takes_trees(self) -> bool:
-        """Whether drafts may have side paths: not on pages."""
+        """True if drafts may have side paths: not on pages."""
         return self.backend.stores_shared_rows
 
     @property
@@ -187,7 +187,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def head_logits(self, hidden: Tensor, num_heads: int) -> Tensor:
-        """What the first heads say follows the token that each state [S, F] has given.
+        """Return the first heads' logits for the tokens after those that the states [S, F] gave.
 
         Returns:
             [S * num_heads, vocab_size] float32, of each state its heads in order.
@@ -239,19 +239,19 @@ class ModelRunner:
             self.backend.storage.clear_blocks(block_ids, of_heads=True)
 
     def are_finite(self, block_ids: list[int]) -> bool:
-        """Whether all KV in these blocks, which are full, is finite numbers."""
+        """Return whether all KV in these blocks, which are full, is finite numbers."""
         return self.backend.storage.are_finite(block_ids)
 
     def products(self) -> list[nn.Module]:
-        """The linear layers of a pass in order, the one that gives the logits last.
+        """Return the linear layers of a pass in order, the one that gives the logits last.
 
-        Without the rest of the pass they are the least it can cost: what benchmarks compare with.
+        Their cost is the least of a pass, without its other parts; benchmarks compare with it.
         """
         return self.layers.products()
 
     @property
     def attention(self) -> str:
-        """What computes attention here, and the graphs that passes are replayed from; for logs."""
+        """The attention's back-end here, and the graphs that passes are replayed from; for logs."""
         if not isinstance(self.backend, PagedBackend):
             return f"{self.backend.name}, blocks of {self.pool.block_size}"
         return f"{self.backend.name} kernel, pages of {self.pool.block_size}, {self.graphs}"
@@ -266,7 +266,7 @@ class ModelRunner:
         wait_for(self.device)
 
     def keep_alive(self) -> None:
-        """To be called now and then while there is no pass: followers expect to hear something."""
+        """Send followers a sign of life; call it now and then while there is no pass."""
         if self._ranks is not None:
             self._ranks.keep_alive()
 
@@ -346,7 +346,7 @@ class ModelRunner:
         return num_blocks if self._ranks is None else self._ranks.least(num_blocks)
 
     def _choose_tiling(self) -> None:
-        """The first that makes the engine batch-invariant; if none does, the fastest."""
+        """Choose the first tiling that makes the engine batch-invariant, else the fastest."""
         tilings = self.backend.tilings
         for tiling in tilings:
             self.backend.use_tiling(tiling)
@@ -379,9 +379,9 @@ class ModelRunner:
                 raise ValueError(f"{sequence.num_logits} logits wanted of {num_own} rows")
 
     def _copy_blocks(self, sequences: Sequence[SequenceRows]) -> None:
-        """What sessions begin in the middle of; before anything is written, cleared ones included.
+        """Copy the blocks in whose middle sessions begin.
 
-        A block may have been given up by its owner and be another's now: it is copied as it was.
+        It comes before any write, cleared blocks included: a block may be another owner's now.
         """
         sources, targets = copied_blocks(sequences, self.pool.block_size)
         if sources:

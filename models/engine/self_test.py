@@ -31,7 +31,7 @@ _SPARE_BLOCKS = 2  # between scattered ones
 
 
 class Forward(Protocol):
-    """What the test needs of a runner."""
+    """The part of a runner that the test needs."""
 
     pool: BlockPool
     vocab_size: int
@@ -39,7 +39,7 @@ class Forward(Protocol):
     max_num_batched_tokens: int
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """One pass."""
+        """Compute one pass."""
         ...
 
 
@@ -48,21 +48,21 @@ class _Session(NamedTuple):
     text: list[int]
 
     def rows(self, start: int, count: int) -> SequenceRows:
-        """Up to `count` rows from `start` on, with all their logits."""
+        """Return up to `count` rows from `start` on, with all their logits."""
         part = self.text[start : start + count]
         return SequenceRows(self.table, start, part, len(part))
 
     def last_rows(self, count: int) -> SequenceRows:
-        """The last rows, with logits of the very last."""
+        """Return the last rows, with logits of the very last."""
         start = max(0, len(self.text) - count)
         return SequenceRows(self.table, start, self.text[start:], 1)
 
 
 def is_batch_invariant(runner: Forward) -> bool:
-    """Whether every way of batching gave the same logits, bit for bit. Leaves the pool as it was.
+    """Return whether all ways of batching gave the same logits, bit for bit.
 
-    Lengths shrink to what the pool, the context and a pass have room for. To be called before
-    anything else is computed: what is in the blocks must be finite.
+    The pool is left as it was. Lengths shrink to the room of the pool, the context and a pass. It
+    must be called before any other computation, because the contents of blocks must be finite.
     """
     generator = torch.Generator().manual_seed(0)
     pool = runner.pool
@@ -133,7 +133,7 @@ def _keeps_bits(
     expected: Tensor,  # logits of its rows from `start` on
     crowds: list[list[SequenceRows]],
 ) -> bool:
-    """Whether rounds from `start` on have the expected logits, alone and in each crowd."""
+    """Return whether rounds from `start` on have the expected logits, alone and in each crowd."""
     for num_rows in _ROUND_ROWS:
         rows = session.rows(start, num_rows)
         count = rows.num_logits

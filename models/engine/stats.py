@@ -1,4 +1,4 @@
-"""What an engine reports of itself: how full it is, who waits for what, what it has computed."""
+"""Statistics of an engine: its load, its queues, its work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PassTotals:
         self.passes_s = 0.0  # all of them
 
     def note(self, rows: Sequence[PlannedRows], duration_s: float) -> None:
-        """One more pass."""
+        """Count one more pass."""
         num_logits = sum(planned.num_logits + planned.num_side_rows for planned in rows)
         self.num_decode_rows += num_logits
         self.num_prefill_rows += sum(planned.num_pass_rows for planned in rows) - num_logits

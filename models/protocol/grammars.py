@@ -52,10 +52,10 @@ class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check
 
 
 class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_checked"):
-    """How far the text goes with the grammar: `num_bytes` of its UTF-8.
+    """The length to which a text obeys the grammar: `num_bytes` of its UTF-8.
 
-    `may_end`: what goes is a whole text of the grammar. `expected`: some texts that may come next.
-    `loosened`: what of the grammar is not enforced.
+    `may_end`: that part is a whole text of the grammar. `expected`: some texts that may come next.
+    `loosened`: the parts of the grammar that are not enforced.
     """
 
     session_id: str

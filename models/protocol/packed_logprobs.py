@@ -19,12 +19,12 @@ _decoder = msgspec.msgpack.Decoder(TokenLogprobs)
 
 
 def pack(entry: TokenLogprobs) -> bytes:
-    """The entry of a prompt token as bytes."""
+    """Return the entry of a prompt token as bytes."""
     return _encoder.encode(entry)
 
 
 def unpack(packed: bytes) -> TokenLogprobs:
-    """The entry that `pack` was given.
+    """Return the entry that `pack` was given.
 
     Raises:
         msgspec.ValidationError: the bytes are not a packed entry.

@@ -26,7 +26,7 @@ class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward_score")
 
 
 class TextScore(msgspec.Struct, frozen=True, array_like=True):
-    """How well one text does; see `models.rewards.reward.Scored`."""
+    """The score of one text; see `models.rewards.reward.Scored`."""
 
     score: float
     is_met: bool
@@ -34,7 +34,7 @@ class TextScore(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def value(self) -> float:
-        """What it is worth to go on with: nothing where the constraint cannot be met any more."""
+        """The value of going on: 0 if the constraint cannot be met any more."""
         return self.score if self.can_be_met else 0.0
 
 

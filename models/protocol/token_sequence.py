@@ -38,11 +38,11 @@ class TokenSequence:
         return self._hashes[length]
 
     def holds(self, length: int, prefix_hash: int) -> bool:
-        """Whether the first `length` ids are there and are those of `prefix_hash`."""
+        """Return whether the first `length` ids are there and are those of `prefix_hash`."""
         return 0 <= length <= len(self.ids) and self._hashes[length] == prefix_hash
 
     def num_common(self, start: int, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, from their first on, are the ids from `start` on."""
+        """Return how many of `tokens`, from their first on, are the ids from `start` on."""
         held = self.ids[start : start + len(tokens)]
         pairs = zip(held, tokens, strict=False)
         return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(held))
@@ -56,7 +56,7 @@ class TokenSequence:
             self._hashes.append(current)
 
     def followed_by(self, ids: Iterable[int]) -> TokenSequence:
-        """A copy of this sequence with ids appended."""
+        """Return a copy of this sequence with ids appended."""
         longer = TokenSequence()
         longer.ids, longer._hashes = self.ids.copy(), self._hashes.copy()
         longer.extend(ids)

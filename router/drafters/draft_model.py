@@ -14,7 +14,7 @@ POOL = "draft"  # the pool of the config's `draft` section; those of others have
 
 
 def draft_model(name: str, pool: str, label: str) -> DrafterKind:
-    """A draft model as a drafter.
+    """Return a draft model as a drafter.
 
     Args:
         name: in requests, answers, metrics and config.

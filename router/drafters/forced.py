@@ -45,7 +45,7 @@ class ForcedText:
         self._edge = edge
 
     def follow(self, tokens: Sequence[int], forced: Forced) -> None:
-        """The text goes on with `tokens`, after which `forced` is forced."""
+        """Note that the text goes on with `tokens`, after which `forced` is forced."""
         self._learn(tokens)
         self._position += len(tokens)
         self._forced = forced

@@ -49,7 +49,7 @@ class Guesses:
         self._is_of_smaller = False  # the last guess
 
     def next(self, text: TokenSequence, num_draft_tokens: int) -> Sequence[int]:
-        """A guess of the next draft's tokens; empty where none is worth its rows.
+        """Return a guess of the next draft's tokens; empty if none is worth its rows.
 
         It is shorter than the draft: the row behind its last token samples one more.
         """
@@ -68,7 +68,7 @@ class Guesses:
         return ()
 
     async def ask_smaller(self, text: TokenSequence, num_draft_tokens: int) -> SmallerGuess | None:
-        """The same of the smaller draft model; None where it is not asked."""
+        """Ask the smaller draft model for a guess; None if it is not asked."""
         smaller, drafter = self._smaller, self._drafters.next_drafter
         if smaller is None or drafter is None or drafter.name != smaller.larger:
             return None

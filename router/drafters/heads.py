@@ -18,12 +18,15 @@ HEADS_NAMES = (HEADS.name, *NAMES)  # in requests; the first is whatever is serv
 
 
 def names_heads(drafter: str | None) -> bool:
-    """Whether a request that names this drafter asks for heads."""
+    """Return whether a request that names this drafter asks for heads."""
     return drafter in HEADS_NAMES
 
 
 def heads_alone(wanted: SpeculationSettings, allowed: SpeculationLimits) -> bool:
-    """Whether nobody drafts but the target itself: as the request says, else the deployment."""
+    """Return whether only the target itself drafts.
+
+    The request decides, else the deployment.
+    """
     return names_heads(wanted.drafter or allowed.method)
 
 

@@ -1,4 +1,4 @@
-"""How a drafter describes itself: everything that others ask about it, and how one is made.
+"""Describes a drafter: everything that others ask about it, and how one is made.
 
 A drafter is one file of this folder with a `ports.Drafter` and a `DrafterKind`, and one line in
 `registry.py`. Planning, costs, statistics, config checks and the HTTP API read the description;
@@ -20,7 +20,7 @@ from router.remote.engine import EngineClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterContext:
-    """What a drafter of one session may use.
+    """The inputs that a drafter of one session may use.
 
     `committed` only ever grows. `engine` opens a client on the engines of a pool (`uses_pool`).
     `memory` is shared by all sessions. `other_texts` are those that may be drafted from beside the
@@ -68,12 +68,12 @@ class DrafterKind:
         return self.traits.name
 
     def is_available(self, allowed: SpeculationLimits, pools: Collection[str]) -> bool:
-        """Whether it can draft within these limits in a deployment that has these pools."""
+        """Return whether it can draft within these limits in a deployment that has these pools."""
         return self.is_switched_on(allowed) and (not self.uses_pool or self.uses_pool in pools)
 
 
 def before_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> Sequence[int]:
-    """The tokens before the first eos: a draft ends there, for nothing follows it."""
+    """Return the tokens before the first eos: a draft ends there, because nothing follows it."""
     for index, token_id in enumerate(tokens):
         if token_id in eos_ids:
             return tokens[:index]

@@ -13,8 +13,10 @@ DRAFTERS: dict[str, DrafterKind] = {kind.name: kind for kind in (DRAFT_MODEL, SU
 
 
 def drafters_of(pools: Collection[str]) -> dict[str, DrafterKind]:
-    """All drafters by name where there are these pools: each further pool is a draft model of its
-    name, which comes behind the first draft model."""
+    """Return all drafters by name for these pools.
+
+    Each further pool is a draft model of its name, which comes behind the first draft model.
+    """
     models = [DRAFT_MODEL]
     models += [draft_model(pool, pool, f"the draft {pool}") for pool in pools if pool != POOL]
     return {kind.name: kind for kind in (*models, *DRAFTERS.values())}

@@ -62,7 +62,7 @@ class LiveSessions:
 
 
 class DraftRules:
-    """What the rules say of one session's next round.
+    """The rules for drafts in one session's next round.
 
     Args:
         never: see `why_never`.

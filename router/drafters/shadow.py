@@ -38,9 +38,9 @@ class ShadowDraft:
         self._task = asyncio.create_task(self._propose(num_draft_tokens), name="shadow-draft")
 
     def outcome(self) -> tuple[int, int, float] | None:
-        """How many tokens were drafted, how many of them the text has, and how long it took, ms.
+        """Return the number of drafted tokens, how many of them the text has, and the time in ms.
 
-        0, 0 where no draft came or the text does not reach its end; None: not known yet.
+        It is 0, 0 if no draft came or the text does not reach its end. None: not known yet.
         """
         task = self._task
         if task is None or not task.done():

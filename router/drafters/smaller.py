@@ -26,7 +26,7 @@ _TRIED_ONE_IN = 32  # drafts for which no guess is worth it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallerGuess:
-    """What the smaller model was asked for, and how long that took."""
+    """A guess of the smaller model, and the time that it took."""
 
     drafter: DrafterTraits
     proposal: Proposal | None  # None: it was lost

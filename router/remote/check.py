@@ -21,7 +21,7 @@ _Answer = GrammarChecked | GrammarRefused
 async def check_grammar(
     pool: ConstraintPool, grammar: Grammar, text: str, limits: SessionLimits
 ) -> GrammarChecked:
-    """How far a text goes with a grammar.
+    """Check how far a text obeys a grammar.
 
     Raises:
         UnsupportedGrammar: the grammar is refused, or the text is too long.

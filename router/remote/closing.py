@@ -10,7 +10,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class Part(Protocol):
-    """What is freed; see `router.ports`."""
+    """A part that can be closed; see `router.ports`."""
 
     async def close(self) -> None:
         """Idempotent; never raises."""

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long one answer is waited for, in seconds.
+    """The longest waits for one answer, in seconds.
 
     `limit_s`: for the answer or a sign of life. `resend_interval_s`: until the message counts as
     lost. `queue_limit_s`: for signs of life without progress.

@@ -105,7 +105,7 @@ class RemoteConstrainer:
         await self._disconnect()
 
     async def _connect(self) -> ConstraintLease:
-        """A lease with the grammar compiled and every generated token committed."""
+        """Return a lease with the grammar compiled and every generated token committed."""
         if self._lease is not None:
             return self._lease
         lease = await self._pool.lease(self._session_id, timeout_s=self._recovery.lease_timeout_s())
@@ -223,6 +223,6 @@ def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
 
 
 def _common_len(generated: TokenSequence, answer: GrammarStale) -> int:
-    """The matcher's committed length where it holds a prefix of ours, else 0."""
+    """Return the matcher's committed length if it holds a prefix of ours, else 0."""
     is_ours = generated.holds(answer.committed_len, answer.committed_hash)
     return answer.committed_len if is_ours else 0

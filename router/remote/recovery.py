@@ -39,28 +39,28 @@ class Recovery:
         self._backoff = limits.backoff()
 
     def lease_timeout_s(self) -> float:
-        """How long to wait for a lease now: what is left of the window, and one short try."""
+        """Return how long to wait for a lease now: the rest of the window, and one short try."""
         return max(self._left_s(), self._limits.rejoin_interval_s)
 
     def note_running(self) -> None:
-        """The session has the part for the first time: from now on a loss is a fail-over."""
+        """Note that the session has the part for the first time; a later loss is a fail-over."""
         if self._is_first:
             self._is_first = False
             self._missing_since = None
 
     def note_answer(self) -> None:
-        """The part has answered: it is there, and the next loss is the first again."""
+        """Note that the part has answered: it is there, and the next loss is the first again."""
         self._is_first = False
         self._missing_since = None
         self._num_losses = 0
         self._backoff.reset()
 
     def note_loss(self, error: Unavailable) -> None:
-        """The part was lost after an answer; the window opens when it is next asked for."""
+        """Note that the part was lost after an answer; the window opens at its next use."""
         self._num_losses += isinstance(error, LinkLost)
 
     async def after(self, error: Unavailable) -> None:
-        """An attempt failed: return when it is time for the next one.
+        """Wait until it is time for the next attempt, after one has failed.
 
         Raises:
             Unavailable: a limit is reached; the message says what was lost, how often, the limit.

@@ -1,4 +1,4 @@
-"""What a draft model says along an answer that is there already: chunks of it, a pass each."""
+"""Replays an existing answer on a draft model, in chunks of a pass each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ async def replay(
 async def _chunk(
     session: EngineClient, text: TokenSequence, start: int, limits: SessionLimits
 ) -> list[int]:
-    """What it says in place of the tokens from `start` on, of at least one of them."""
+    """Return its tokens in place of those from `start` on.
+
+    There is at least one of them.
+    """
     ahead = text.ids[start : start + MAX_DRAFT_TOKENS - 1]
     build = partial(
         Propose,

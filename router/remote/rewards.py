@@ -84,7 +84,7 @@ class RemoteScorer:
         return answer.scores
 
     def _take(self, reply: ConstraintReply) -> _Answer | None:
-        """The answer to the newest question: others are late."""
+        """Return the answer to the newest question; others are late."""
         if isinstance(reply, RewardScored | RewardRefused) and reply.seq == self._seq:
             return reply
         return None

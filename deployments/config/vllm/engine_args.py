@@ -1,4 +1,4 @@
-"""From vLLM's words to the config tree; what `LLM` and `python -m deployments.config` both ask."""
+"""Translates vLLM's words to the config tree, for `LLM` and `python -m deployments.config`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULT_DTYPE: str = ModelConfig.model_fields["dtype"].default
 
 
 def engine_tree(words: Mapping[str, Any]) -> dict[str, Any]:
-    """The `args` that vLLM's words mean, with `target`, `draft` and `router`.
+    """Return the `args` that vLLM's words mean, with `target`, `draft` and `router`.
 
     Keys of a model that are this service's own (`num_threads`, `kv_cache_tokens`, ...) may stand
     beside them, for target and draft alike.
@@ -48,7 +48,7 @@ def engine_tree(words: Mapping[str, Any]) -> dict[str, Any]:
 def given_words(
     words: Mapping[str, Any], others: Mapping[str, Word]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tree of those words that are in another table, and the words that are not.
+    """Split words: return the tree of those in another table, and the other words.
 
     Raises:
         ValueError: as `engine_tree`.
@@ -131,7 +131,7 @@ def _speculate(tree: dict[str, Any], shared: Mapping[str, Any], given: object) -
 
 
 def _window(draft: Mapping[str, Any], window: Any) -> Any:
-    """The target's, as far as the draft model can read."""
+    """Return the target's window, limited to the draft model's own."""
     dtype = str(draft.get("dtype", _DEFAULT_DTYPE))
     folder = resolve_model(
         draft["model_path"], dtype, "speculative_config.model", draft.get("revision")

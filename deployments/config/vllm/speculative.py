@@ -88,7 +88,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a `speculative_config` means here.
+    """The meaning of a `speculative_config` here.
 
     Attributes:
         limits: keys of `router.speculation`.
@@ -114,7 +114,7 @@ class _Asked:
 def translated_speculation(
     given: object, *, target: str, tensor_parallel_size: int = 1
 ) -> Speculation:
-    """What `speculative_config` means here.
+    """Translate a `speculative_config`.
 
     Args:
         given: vLLM's mapping.
@@ -136,7 +136,7 @@ def translated_speculation(
 
 
 def _method(words: Mapping[str, Any]) -> str:
-    """As vLLM finds it: by `method`, else by `model`, and for heads by what their folder says."""
+    """Find the method like vLLM: by `method`, else by `model`, and for heads by their folder."""
     method, model = words.get("method"), words.get("model")
     if method is None and model in ("ngram", "[ngram]"):
         return "ngram"
@@ -157,7 +157,7 @@ def _method(words: Mapping[str, Any]) -> str:
 
 
 def _kind_of_folder(model: str) -> str | None:
-    """Which heads a folder holds; None: it is a model, or is not here to be asked."""
+    """Return the kind of heads in a folder; None if it is a model, or is not here."""
     try:
         return heads_kind(resolve_folder(model, f"{_KEY}.model"))
     except ValueError:
@@ -193,7 +193,7 @@ def _length(words: Mapping[str, Any], method: str) -> dict[str, int]:
 
 
 def _rule(words: Mapping[str, Any], method: str) -> dict[str, str]:
-    """The rule by which drafts are accepted; without a word of it the default of this service."""
+    """Return the rule by which drafts are accepted; without a word this service's default."""
     rule, draws = (words.get(key) for key in _RULE_KEYS)
     if rule is None and draws is None:
         return {}

@@ -168,12 +168,12 @@ SERVER_WORDS: dict[str, Word] = {
 
 
 def asks_for_nothing(word: Word, value: Any) -> bool:
-    """Whether a value is what is so anyway."""
+    """Return whether a value changes nothing."""
     return value is None or any(
         value == one and isinstance(value, bool) == isinstance(one, bool) for one in word.nothing
     )
 
 
 def refusal(key: str, value: Any, instead: str) -> ValueError:
-    """The error for a word that means nothing here."""
+    """Return the error for a word that has no meaning here."""
     return ValueError(f"{key}={value!r}: {instead}")

@@ -1,4 +1,4 @@
-"""Which choices of which sessions are being weighed: one fork of the session for each branch.
+"""Forks sessions to weigh their choices: one fork of the session for each branch.
 
 When the session's own last row is computed, its branches become forks: sessions of the engine's own
 that hold the same whole KV blocks by reference, begin with a copy of the last one, which is not
@@ -66,12 +66,12 @@ class Weighing:
 
     @property
     def is_done(self) -> bool:
-        """Whether all rows have been taken."""
+        """True if all rows have been taken."""
         return not self.waiting and not self.forks
 
     @property
     def logprobs(self) -> list[float]:
-        """Of all choices, once it is done."""
+        """Log-probabilities of all choices, once it is done."""
         return [self.tree.logprob(choice) for choice in range(len(self.tree))]
 
 
@@ -98,7 +98,7 @@ class Forks:
         return [fork for weighing in self._weighings.values() for fork in weighing.forks.values()]
 
     def owner(self, session: Session) -> Session:
-        """The session that a fork is of; any other session itself."""
+        """Return the session that a fork belongs to; any other session itself."""
         weighing = self._weighing_of(session)
         return session if weighing is None else weighing.session
 
@@ -178,7 +178,7 @@ class Forks:
         return list(touched.values())
 
     def _weighing_of(self, session: Session) -> Weighing | None:
-        """What a session weighs, or the session that a fork is of."""
+        """Return the weighing of a session, or of the session that a fork belongs to."""
         name = session.session_id
         is_fork = session.taker is not None
         return self._weighings.get(name.rpartition(_FORK_MARK)[0] if is_fork else name)

@@ -1,4 +1,4 @@
-"""What the target gives to the steps of choices, and which choice is drawn.
+"""Computes the target's probabilities for the steps of choices, and draws a choice.
 
 Scores are those of every other sampled token (`process_logits`) at temperature 1 without
 truncation, so that logit bias and penalties count. The choices are then one row of a vocabulary of
@@ -78,11 +78,11 @@ class StepScores:
             self._note(batch)
 
     def end_token(self, choice: int) -> int:
-        """The likeliest id that ends the text behind a choice."""
+        """Return the likeliest id that ends the text behind a choice."""
         return self._end_tokens[self._tree.path(choice)[-1].node]
 
     def entries(self, choice: int) -> list[TokenLogprobs]:
-        """What logprobs report of a choice's tokens and its end, where they are asked for."""
+        """Return the logprobs of a choice's tokens and its end, if they are requested."""
         return [self._entries[step] for step in self._tree.path(choice)] if self._entries else []
 
     @torch.inference_mode()
@@ -92,7 +92,7 @@ class StepScores:
         self._note_rows(nodes, torch.cat([line.logits for line in lines]), counts)
 
     def _counts(self, tokens: Sequence[int], num_rows: int) -> Sequence[RowCounts]:
-        """The counts that each row's penalties see; none where there are no penalties."""
+        """Return the counts that each row's penalties see; none if there are no penalties."""
         history: TokenHistory | None = self._session.history
         if history is None:
             return ()
@@ -137,7 +137,7 @@ class StepScores:
 
 @torch.inference_mode()
 def draw_choice(logprobs: Sequence[float], sampling: Sampling, position: int) -> int:
-    """One choice by its place in the list; the first where several tie. Safe to repeat.
+    """Draw a choice by its place in the list; the first if several tie. Safe to repeat.
 
     Args:
         logprobs: of the choices, not normalised; the highest is finite.
@@ -161,7 +161,7 @@ def draw_choice(logprobs: Sequence[float], sampling: Sampling, position: int) ->
 
 
 def _at(values: Tensor, rows: list[int], columns: list[int]) -> list[float]:
-    """Some values of [R, V]."""
+    """Return some values of [R, V]."""
     if not rows:
         return []
     return fetch(values[to_device(rows, values.device), to_device(columns, values.device)])

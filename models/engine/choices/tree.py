@@ -49,11 +49,11 @@ class ChoiceTree:
         self.branches = self._cut(paths)
 
     def __len__(self) -> int:
-        """How many choices there are."""
+        """Return the number of choices."""
         return len(self._choices)
 
     def steps(self, node: int) -> list[Step]:
-        """What the node's row must be asked for."""
+        """Return the steps that the node's row must give."""
         steps = [Step(node, token) for token in self._children[node]]
         return [*steps, Step(node, None)] if node in self._ends else steps
 
@@ -62,7 +62,7 @@ class ChoiceTree:
         self._logprobs[step] = logprob
 
     def path(self, choice: int) -> list[Step]:
-        """The steps of a choice, its end last."""
+        """Return the steps of a choice, its end last."""
         node, steps = 0, []
         for token in self._choices[choice]:
             steps.append(Step(node, token))
@@ -70,7 +70,7 @@ class ChoiceTree:
         return [*steps, Step(node, None)]
 
     def logprob(self, choice: int) -> float:
-        """The log-probability of a choice; all its steps have been noted."""
+        """Return the log-probability of a choice; all its steps have been noted."""
         return math.fsum(self._logprobs[step] for step in self.path(choice))
 
     def _add(self, choice: Sequence[int]) -> list[int]:

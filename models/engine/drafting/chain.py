@@ -54,7 +54,7 @@ class ChainLink:
 
 
 def is_chainable(session: Session) -> bool:
-    """Whether the session's draft tokens can be sampled without the host."""
+    """Return whether the session's draft tokens can be sampled without the host."""
     opened = session.opened
     return (
         opened.constraint is None
@@ -83,7 +83,9 @@ def reserve_chain(links: Sequence[ChainLink], num_steps: int) -> int:
 
 @torch.inference_mode()
 def draw_chain(runner: ModelRunner, links: Sequence[ChainLink], num_steps: int) -> list[list[int]]:
-    """The tokens sampled for each session, `num_steps` of them. Waits for the device once.
+    """Sample `num_steps` tokens for each session.
+
+    It waits for the device once.
 
     Args:
         runner: of a model that no ranks share.
@@ -109,7 +111,7 @@ def draw_chain(runner: ModelRunner, links: Sequence[ChainLink], num_steps: int) 
 
 
 def _rows_after(links: Sequence[ChainLink], num_done: int, count: int) -> list[SequenceRows]:
-    """The rows of `count` steps after those done, whose ids the host does not know."""
+    """Return the rows of `count` steps after those done, whose ids the host does not know."""
     return [SequenceRows(x.table, x.position + num_done - 1, [0] * count, 1) for x in links]
 
 

@@ -43,14 +43,14 @@ class EndedTexts:
         self._texts.clear()
 
     def note(self, opened: Open, token_ids: Sequence[int]) -> None:
-        """A session has ended."""
+        """Note that a session has ended."""
         is_exact = opened.constraint is None
         is_exact = is_exact and not RULES[opened.sampling.verification].depends_on_draft
         if self._keeps and is_exact and len(token_ids) > opened.prompt_len:
             self._texts.append(EndedText(opened, list(token_ids)))
 
     def take(self) -> list[EndedText]:
-        """What has come since the last time, oldest first. From any thread."""
+        """Return the texts since the last call, oldest first. From any thread."""
         taken = []
         while True:
             try:

@@ -1,8 +1,8 @@
-"""How long drafts of the target's own are: what brings most tokens a second.
+"""Chooses the length of the target's own drafts: the one that brings most tokens a second.
 
-Tokens follow from how often the token of each place was accepted, where those before it were. Time
-is that of rounds with so many sessions and tokens, as it was measured; before that, the pass and
-the drafting as far as they are known. Now and then another length is tried.
+The number of tokens follows from how often the token of each place was accepted, if those before it
+were. The time is that of rounds with so many sessions and tokens, as it was measured. Before that,
+it is the known time of the pass and the drafting. Now and then another length is tried.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DraftLengths:
         self.fixed: int | None = None  # that all drafts are to have, whatever pays
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
-        """Of a draft so many tokens were accepted, none behind the first that was not."""
+        """Note that so many tokens of a draft were accepted, none behind the first rejected one."""
         for place in range(min(num_drafted, num_accepted + 1)):
             self._num_seen[place] += 1
             share = max(_LEAST_SHARE, 1.0 / (2 + self._num_seen[place]))
@@ -109,7 +109,7 @@ class DraftLengths:
         return len(self._rates)
 
     def _tokens_per_s(self, num_sessions: int) -> list[float]:
-        """Of each length from 0 on, for a session."""
+        """Return the tokens per second of a session, for each length from 0 on."""
         survival = accumulate(self._rates, mul, initial=1.0)
         return [
             num_tokens / (self.expected_s(num_sessions, length) or math.inf)
@@ -120,7 +120,7 @@ class DraftLengths:
         return len(self._rounds_s.get((num_sessions, length), ())) > 1
 
     def expected_s(self, num_sessions: int, length: int) -> float:
-        """What a round of so many sessions takes with drafts of so many tokens."""
+        """Return the expected time of a round of so many sessions with drafts of so many tokens."""
         if self._is_measured(num_sessions, length):
             return median(self._rounds_s[num_sessions, length])
         pass_s = self._times.by_rows.at(num_sessions * (1 + length))

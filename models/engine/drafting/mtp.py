@@ -135,7 +135,7 @@ class MtpDrafter:
 
 
 def _states(spans: Mapping[Session, tuple[int, int]]) -> Tensor:
-    """Of each row the state of the row before it, [rows, F]."""
+    """Return for each row the state of the row before it, [rows, F]."""
     return torch.cat([each.states.take(a - 1, b - 1) for each, (a, b) in spans.items()])
 
 

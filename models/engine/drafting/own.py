@@ -62,7 +62,7 @@ class OwnDrafter(Protocol):
         ...
 
     def can_draft(self, session: Session) -> bool:
-        """Whether what it drafts by is there: all rows before that of the newest token."""
+        """Return whether its inputs are there: all rows before that of the newest token."""
         ...
 
     def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
@@ -148,7 +148,10 @@ class OwnDrafts:
         self._drafter.fill_blocks(sessions, is_used=is_used or is_fixed)
 
     def note(self, job: Job, tokens: Sequence[int]) -> None:
-        """A job's draft is verified: the target's tokens, the one after the accepted ones last."""
+        """Note that a job's draft is verified.
+
+        `tokens` are the target's, with the one after the accepted ones last.
+        """
         drafted = [ids[0] for ids in job.candidates] or job.draft
         longest = self._drafter.num_tokens  # a message may ask for longer drafts
         drafted = drafted[: min(len(tokens), longest)]  # nothing is known of what would follow

@@ -42,7 +42,7 @@ class SidePaths:
         self._held: dict[Job, _TreeBlocks] = {}
 
     def begin(self, rows: Sequence[PlannedRows]) -> list[SequenceRows]:
-        """The sequences of a pass of these rows: of each session its own, then side paths.
+        """Return the sequences of a pass of these rows: each session's own, then side paths.
 
         Trees without room are taken from their jobs.
         """
@@ -113,7 +113,7 @@ class SidePaths:
         return True
 
     def _side_rows(self, planned: PlannedRows, num_before: int) -> list[SequenceRows]:
-        """The side paths of a tree that has blocks, in a pass with so many rows before it."""
+        """Return the side paths of a tree with blocks, in a pass with so many rows before it."""
         tree, held = planned.job.tree, self._held.get(planned.job)
         if tree is None or held is None:
             return []
@@ -146,7 +146,10 @@ class SidePaths:
 
 
 def keep_side_states(rows: Sequence[PlannedRows], states: Tensor) -> Tensor:
-    """The states of sessions' own rows, of those [R, F] of a pass; jobs get those of side paths."""
+    """Return the states of sessions' own rows, from those [R, F] of a pass.
+
+    Jobs get the states of side paths.
+    """
     if not any(planned.num_side_rows for planned in rows):
         return states
     own, start = [], 0

@@ -19,7 +19,7 @@ Ranked = list[list[int]]
 
 
 def has_newest_state(session: Session) -> bool:
-    """Whether the state is there that gave its newest token, whose row is the next."""
+    """Return whether the state that gave its newest token, whose row is the next, is there."""
     newest = len(session.tokens) - 1
     return session.num_computed_tokens == newest == session.states.stop > session.states.first
 

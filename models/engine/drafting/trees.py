@@ -1,10 +1,10 @@
-"""Which candidates beside a draft are worth a row: trees, by how often each rank was right.
+"""Chooses the candidates beside a draft that are worth a row: trees, by each rank's accuracy.
 
-Of each place it is known how often the first candidate was the target's token, and where it was
-not, how often the second, the third and so on was. A node is right as often as all of its path; the
-tree of so many rows that brings most tokens is that of the likeliest nodes. What its rounds take is
-measured as that of chains is, and a tree is verified only where it brings more tokens a second than
-the best chain.
+For each place it is known how often the first candidate was the target's token. If it was not, it
+is known how often the second, the third and so on was. A node is right as often as all of its path.
+The tree of so many rows that brings most tokens is that of the likeliest nodes. The time of its
+rounds is measured like that of chains. A tree is verified only if it brings more tokens a second
+than the best chain.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Node(NamedTuple):
 
 
 def best_nodes(first: Rates, beside: Rates | None, num_nodes: int) -> tuple[Shape, list[float]]:
-    """The likeliest nodes of a tree in their order, and how likely the path of each is.
+    """Return the likeliest nodes of a tree in their order, and the probability of each one's path.
 
     Args:
         first: how often candidates are right, those of rank 0 before them being right.
@@ -95,11 +95,11 @@ def num_places(shape: Shape) -> int:
 
 
 def plant(session: Session, shape: Shape, candidates: Sequence[Sequence[int]]) -> DraftTree:
-    """What a session drafts: the shape with its candidates, or its chain of first ones.
+    """Return a session's draft: the shape with its candidates, or its chain of first ones.
 
-    It is a chain where the shape is empty, and where paths beside it could not be verified: masks
-    are those of one path, and a rule that asks for distributions takes one draft. Nothing follows
-    an eos.
+    It is a chain if the shape is empty, or if paths beside it could not be verified. Masks are
+    those of one path, and a rule that asks for distributions takes one draft. Nothing follows an
+    eos.
     """
     opened = session.opened
     if not shape or opened.constraint is not None or needs_draft_probs(opened.sampling):
@@ -113,7 +113,7 @@ def plant(session: Session, shape: Shape, candidates: Sequence[Sequence[int]]) -
 
 
 def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first ids are the same in both."""
+    """Return how many first ids are the same in both."""
     return next(
         (i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
         min(len(left), len(right)),
@@ -121,7 +121,7 @@ def num_common(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 class _RankRates:
-    """How often candidates of each rank are right, by place."""
+    """The rates at which candidates of each rank are right, by place."""
 
     def __init__(self, num_places: int) -> None:
         # Of a rank: where those before it are not.
@@ -129,7 +129,7 @@ class _RankRates:
         self._num_seen = [[0] * NUM_RANKS for _ in range(num_places)]
 
     def note(self, place: int, ids: Sequence[int], token: int) -> None:
-        """Of candidates `ids` by rank the one that is `token` was right, if any."""
+        """Note which of the candidates `ids`, by rank, is `token`, if any."""
         seen, means = self._num_seen[place], self._right[place]
         for rank, found in enumerate(ids):
             seen[rank] += 1
@@ -139,7 +139,7 @@ class _RankRates:
                 return
 
     def rates(self) -> list[list[float]]:
-        """By place and rank."""
+        """Return the rates by place and rank."""
         rates = []
         for means in self._right:
             left = accumulate((1.0 - mean for mean in means), mul, initial=1.0)
@@ -171,7 +171,7 @@ class DraftTrees:
         self.fixed: int | None = None  # rows that all trees are to have, whatever pays
 
     def note(self, candidates: Sequence[Sequence[int]], tokens: Sequence[int]) -> None:
-        """The target's tokens were these, from the first place on."""
+        """Note the target's tokens, from the first place on."""
         table = self._first
         for place, (ids, token) in enumerate(zip(candidates, tokens, strict=False)):
             table.note(place, ids, token)
@@ -186,7 +186,7 @@ class DraftTrees:
         kept.append(taken_s)
 
     def choose(self, num_sessions: int, length: int) -> Shape:
-        """The tree for the next drafts of so many sessions; empty: chains of `length` pay more."""
+        """Choose the tree of the next drafts; empty if chains of `length` pay more."""
         if length == 0:
             return []
         self._grow()
@@ -231,7 +231,7 @@ class DraftTrees:
         self._num_drafts += 1
 
     def _expected_s(self, num_sessions: int, num_rows: int, length: int) -> float:
-        """What a round takes."""
+        """Return the expected time of a round."""
         measured = self._rounds_s.get((num_sessions, num_rows), ())
         if len(measured) > 1:
             return median(measured)

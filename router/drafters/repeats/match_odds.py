@@ -1,12 +1,13 @@
-"""How likely the next token of a match is right: by length and agreement, learnt live.
+"""Estimates how likely the next token of a match is right: by length and agreement, learnt live.
 
-Under a long match the text mostly goes on as before, under one token hardly more often than by
-chance, and where the places disagree the likeliest token is right about as often as its share. So
-each cell (match length, share) counts how often the token drafted in it was the text's, shrunk to
+After a long match the text mostly goes on as before, after one token hardly more often than by
+chance. If the places disagree, the likeliest token is right about as often as its share. So each
+cell (match length, share) counts how often the token drafted in it was the text's. It is shrunk to
 all sessions of the router, which start from measurements. A draft's tokens walk through the cells:
 if the first is right, the match is one longer.
 
-Nothing has to be drafted for that: the text itself says what would have been accepted.
+Nothing has to be drafted for that, because the text itself shows which tokens would have been
+accepted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _NUM_CELLS = len(_PRIORS) * _NUM_SHARES
 
 
 def cells(length: int, shares: Sequence[float]) -> list[int]:
-    """The cell of each token of a draft after a match of `length` tokens."""
+    """Return the cell of each token of a draft after a match of `length` tokens."""
     return [
         _NUM_SHARES * _LENGTH_CLASS[min(length + at, _LONGEST)]
         + (2 if share >= _ALL_AGREE else 1 if share >= _MOST_AGREE else 0)
@@ -64,7 +65,7 @@ class _Counts:
 
 
 class OddsPool:
-    """What all sessions of a router have seen."""
+    """The observations of all sessions of a router."""
 
     def __init__(self) -> None:
         self._counts = _Counts(_POOL_FORGETTING)
@@ -111,7 +112,7 @@ class MatchOdds:
 
 @dataclass(frozen=True, slots=True)
 class _Forecast:
-    """What a look said would follow the first `start` tokens, if these end with `tail`."""
+    """A prediction of the tokens after the first `start` ones, if these end with `tail`."""
 
     start: int
     tail: Sequence[int]

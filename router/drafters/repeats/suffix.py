@@ -111,7 +111,7 @@ class SuffixDrafter:
         return len(ids) - len(self._own)
 
     def _best(self, ids: list[int], num_tokens: int) -> FreeDraft:
-        """The draft of which most tokens are expected to be accepted."""
+        """Return the draft of which most tokens are expected to be accepted."""
         best = FreeDraft()
         most = 0.0
         for index in (self._own, *self._others()):

@@ -1,13 +1,13 @@
-"""Where the end of a text occurred before, and what followed: the structure of suffix decoding.
+"""Finds earlier occurrences of a text's end, and the tokens after them, for suffix decoding.
 
-Chains of occurrences, as in LZ77: for each key length the latest place after each key (the last n
-tokens), and for each place the one before it. A token is added once, at a cost that depends on
-neither the text nor its repeats; a look follows the chain of the longest key that occurred, for the
-latest places only, and measures how far each matches backwards. What a suffix tree counts in its
-nodes is counted here among those places when it is asked for.
+Chains of occurrences work like in LZ77. For each key length they have the latest place after each
+key (the last n tokens), and for each place the one before it. A token is added once, at a cost that
+depends on neither the text nor its repeats. A look follows the chain of the longest key that
+occurred, for the latest places only, and measures how far each matches backwards. A suffix tree
+would keep counts in its nodes; here they are counted among those places on demand.
 
-Texts that are over end with a mark, so that no match reaches from one into another, and the oldest
-of them can be dropped. Memory: some 300 bytes per token. The rule by which a draft is chosen among
+Finished texts end with a mark, so that no match reaches from one into another, and the oldest of
+them can be dropped. Memory: some 300 bytes per token. The rule by which a draft is chosen among
 match lengths is that of SuffixDecoding (arXiv 2411.04975); its estimate of survival is
 `match_odds.MatchOdds`.
 """
@@ -26,7 +26,7 @@ _END = -1  # after a text that is over; no token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchTerms:
-    """How far to match and to draft; the names are those of suffix decoding elsewhere.
+    """Limits of matches and drafts; the names are those of suffix decoding elsewhere.
 
     A match of n tokens drafts up to `max_spec_factor` * n + `max_spec_offset` tokens, as long as
     the product of their shares among the places is at least `min_token_prob`. Matches are measured
@@ -41,7 +41,7 @@ class MatchTerms:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What followed a match of `length` tokens: the most frequent continuation.
+    """The most frequent continuation of a match of `length` tokens.
 
     `shares[j]` is the part of the places still agreed with the draft that say its token j.
     """
@@ -122,7 +122,7 @@ class SuffixIndex:
         self._num_dropped += num_tokens
 
     def recurs(self, ids: Sequence[int], *, is_own: bool) -> bool:
-        """Whether the last tokens of `ids` occurred before; see `matches`, which looks closer."""
+        """Return whether the last tokens of `ids` occurred before; `matches` looks closer."""
         chains = self._chains[_RECURRING]
         if len(ids) < chains.key_length:
             return False
@@ -134,7 +134,7 @@ class SuffixIndex:
     def matches(
         self, ids: Sequence[int], most: int, terms: MatchTerms, *, is_own: bool
     ) -> list[Match]:
-        """What followed earlier matches of the end of `ids`, the longest match first.
+        """Return the continuations of earlier matches of the end of `ids`, the longest match first.
 
         Args:
             ids: a text.
@@ -159,7 +159,7 @@ class SuffixIndex:
         return found
 
     def _places(self, ids: Sequence[int], *, is_own: bool) -> list[int]:
-        """The latest places, less what was dropped, after the longest key that ends `ids`."""
+        """Return the latest places, without dropped ones, after the longest key that ends `ids`."""
         end = len(ids) if is_own else -1  # nothing follows it
         for chains in self._chains:
             length = chains.key_length
@@ -187,7 +187,7 @@ class SuffixIndex:
     def _walk(
         source: Sequence[int], places: list[int], most: int, min_prob: float, *, is_own: bool
     ) -> tuple[list[int], list[float]]:
-        """The likeliest token after the places, then after those that agree, and so on."""
+        """Return the likeliest token after the places, then after those that agree, and so on."""
         tokens: list[int] = []
         shares: list[float] = []
         prob, size = 1.0, len(source)

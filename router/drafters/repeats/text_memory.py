@@ -1,8 +1,8 @@
-"""What the sessions of a router share of texts: recent answers, and how good matches were.
+"""Shared by the sessions of a router: recent answers, and the quality of matches.
 
-Answers are kept by `cache_salt`, as prefixes are in the engines: a session never drafts from text
-of another salt, because how fast an answer comes would tell that the text was there. Beyond the
-limits the answers of the salt that was used longest ago go first, of one salt the oldest.
+Answers are kept by `cache_salt`, like prefixes in the engines. A session never drafts from text of
+another salt, because the speed of an answer would show that the text was there. Beyond the limits
+the answers of the salt that was used longest ago go first, of one salt the oldest.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class TextMemory:
         self._predicted_odds: dict[TaskClass, OddsPool] = {}
 
     def odds(self, task_class: TaskClass) -> OddsPool:
-        """How good matches are in texts of that class."""
+        """Return the odds of matches in texts of that class."""
         return self._odds.setdefault(task_class, OddsPool())
 
     def guess_odds(self, task_class: TaskClass) -> OddsPool:
-        """How often draft models say what followed a match, in texts of that class."""
+        """Return the odds that draft models agree with matches, in texts of that class."""
         return self._guess_odds.setdefault(task_class, OddsPool())
 
     def predicted_odds(self, task_class: TaskClass) -> OddsPool:
-        """How good matches are with what clients predict of such texts."""
+        """Return the odds of matches with clients' predictions of such texts."""
         return self._predicted_odds.setdefault(task_class, OddsPool())
 
     def recent(self, cache_salt: str) -> SuffixIndex | None:
-        """The answers of a salt; None: there are none."""
+        """Return the answers of a salt; None if there are none."""
         index = self._recent.pop(cache_salt, None)
         if index is not None:
             self._recent[cache_salt] = index
@@ -77,9 +77,9 @@ class TextMemory:
 
 
 def may_draft_from_answers(sampling: Sampling) -> bool:
-    """Whether text may be drafted that is another answer.
+    """Return whether text of another answer may be drafted.
 
     A rule by which the text depends on the draft must not be given one that an equal seed sampled:
-    its noise would decide on what it had chosen.
+    its noise would decide on its own choice.
     """
     return sampling.temperature == 0 or not RULES[sampling.verification].depends_on_draft
