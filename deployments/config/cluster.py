@@ -1,9 +1,9 @@
 """Describes the resources to serve on: the connected cluster, or this machine as Ray sees it.
 
-Counts what nodes announce, not what is in use: so an application that takes the place of a running
-one is not refused, and nodes may announce GPUs that they do not have (as clusters in tests do).
-Also which config file the application that is being built comes from. Uses some of Ray's internals
-(pinned version), because the public interface has no words for these.
+Counts announced resources, not used ones. So an application that takes the place of a running one
+is not refused. Nodes may announce GPUs that they do not have (as clusters in tests do). Also which
+config file the application that is being built comes from. Uses some of Ray's internals (pinned
+version), because the public interface has no words for these.
 """
 
 from __future__ import annotations

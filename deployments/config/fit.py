@@ -1,7 +1,7 @@
 """Checks placements against the cluster: processors, labels, and memory for the models.
 
-Memory counts weights and KV blocks, and nothing besides: what is refused here could not be served
-by any means; what is not may still be too much. Nothing here loads weights, and only `measured`
+Memory counts weights and KV blocks, and nothing besides. A refused model could not be served by any
+means; an accepted one may still be too much. Nothing here loads weights, and only `measured`
 imports torch.
 """
 

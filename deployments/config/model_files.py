@@ -1,10 +1,10 @@
 """Finds the configured models and checks their small files, before minutes of loading.
 
-A `model_path` is a folder or a GGUF file, as given or in the repo, the name of a model in the
-cache, or that of one on the hub, of which only small files are fetched here. A GGUF file is
-converted to a folder of the cache when it is first asked for; later requests find the folder. A
-wrong path, a context that is too short or a draft whose token ids mean something else is reported
-with the config key that named it. Knows neither Ray nor torch.
+A `model_path` is a folder or a GGUF file, as given or in the repo, or the name of a model in the
+cache. It may also name a model on the hub, of which only small files are fetched here. A GGUF file
+is converted to a folder of the cache at its first use. Later requests find the folder. Errors name
+the config key of the path. They are a wrong path, a context that is too short, or a draft whose
+token ids mean something else. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def resolve_folder(path: str, key: str) -> Path:
 def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) -> Path:
     """Return the checkpoint folder that `path` names.
 
-    It is found like in `resolve_folder`. For a GGUF file, or a folder that holds one and no other
+    It is found like in `resolve_folder`. For a GGUF file, or a folder with one and no other
     weights, it is the folder with its weights in `dtype`.
 
     Args:
@@ -307,8 +307,9 @@ def _check_model(model: ModelConfig, section: str) -> None:
 
 
 def check_files(folder: Path, key: str, *, has_grammars: bool) -> None:
-    """Check that a checkpoint is whole, and what its small files and the headers of the others say;
-    or that it can be fetched.
+    """Check that a checkpoint is whole, or that it can be fetched.
+
+    The check reads its small files and the headers of the others.
 
     Args:
         folder: of the checkpoint.

@@ -3,8 +3,8 @@
 If ranks share the target, each has its part of the drafter. A layer with keys is divided as the
 target's own are, so its keys are those of the rank's heads. An output layer is divided by words, as
 the target's is. Small parts (norms, the joining product of an MTP head) are whole on every rank.
-Parts that only the leader computes are there alone: the fusing of an EAGLE-3 head, the residual
-layers of Medusa heads.
+Parts that only the leader computes are there alone. These are the fusing of an EAGLE-3 head and the
+residual layers of Medusa heads.
 """
 
 from __future__ import annotations

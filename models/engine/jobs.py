@@ -1,7 +1,7 @@
 """The messages an engine is working on, one job a session, and the replies on their way out.
 
-A job begins when its message is admitted, waits for rows and masks, and ends with its last answer,
-or when a newer message of the session takes its place. Knows nothing of passes.
+A job begins when its message is admitted, and waits for rows and masks. It ends with its last
+answer, or when a newer message of the session takes its place. Knows nothing of passes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Computes a model's own probabilities of tokens: log-softmax of its logits before any sampling.
 
-vLLM calls these `raw_logprobs`. They come from the target's passes alone, so they say the same
-whatever drafted and however many tokens were verified at once. Every value is a function of its
-row, and of its mask where a session asks for that: then it knows no tokens but those allowed. Only
-the likeliest tokens and the one asked for are kept of a row.
+vLLM calls these `raw_logprobs`. They come from the target's passes alone. So they do not depend on
+drafters or on the number of tokens that were verified at once. Every value is a function of its
+row, and of its mask if a session asks for that. Then it knows only allowed tokens. Only the
+likeliest tokens and the one asked for are kept of a row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def token_logprobs(
 def note_logprobs(jobs: Sequence[tuple[Session, Job]], sampled: Sequence[Sequence[int]]) -> None:
     """Give each job whose session asks for them the entries of the tokens it is to commit.
 
-    `sampled` are the samples of its rows or what its rule gave; the tokens that commit are its
+    `sampled` are the samples of its rows or the tokens of its rule. The committed tokens are its
     beginning, see `accept_matching`, or those of a path, see `accept_in_tree`.
     """
     for (session, job), tokens in zip(jobs, sampled, strict=True):

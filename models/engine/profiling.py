@@ -1,6 +1,6 @@
 """Measures the memory of the largest pass beside weights and KV, by running one before there is KV.
 
-What a layer needs for a while depends on the model, its kernels and the rows of a pass; torch knows
+The temporary needs of a layer depend on the model, its kernels and the rows of a pass. torch knows
 the most that it ever held. Ranks run it together, as they run every pass.
 """
 

@@ -1,11 +1,11 @@
 """One forward pass: the rows of many sessions in, logits out.
 
-Knows the model, the KV storage and the self-test; nothing of sampling, drafting or sessions. A
-pass is ragged: each session brings any number of rows after the tokens whose KV it already has,
-so prefill, decode and verification are the same pass. Rolling back needs no call here: rows are
-written to the slots of their positions, and what lies after them is never read.
+Knows the model, the KV storage and the self-test; nothing of sampling, drafting or sessions. A pass
+is ragged: each session brings any number of rows after the tokens whose KV it already has. So
+prefill, decode and verification are the same pass. Rolling back needs no call here. Rows are
+written to the slots of their positions, and rows after them are never read.
 
-Several ranks may share the model (`parallel`): then each holds a runner, the leader's `forward`
+Several ranks may share the model (`parallel`). Then each holds a runner, the leader's `forward`
 announces its pass, and the followers compute it in `follow`. So it is with what drafts here.
 """
 
@@ -392,8 +392,8 @@ class ModelRunner:
     ) -> None:
         """Zero the blocks that a session enters at their first slot: those it just got.
 
-        Rows of them that this pass does not write are read, hidden by the mask, and would spoil
-        the result if a former owner had left a NaN there. Later blocks of a table are not read.
+        Rows of them that this pass does not write are read, hidden by the mask. A NaN of a former
+        owner would spoil the result. Later blocks of a table are not read.
         """
         entered = entered_blocks(sequences, self.pool.block_size)
         if entered:

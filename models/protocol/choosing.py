@@ -1,7 +1,7 @@
 """The question which text of a list the target gives, and its answer. Needs msgspec only.
 
-A `Choose` has the header of all engine messages (`messages.py`) and follows its rules: a repeat is
-answered from what is stored, a higher `seq` takes its place.
+A `Choose` has the header of all engine messages (`messages.py`) and follows its rules. A repeat
+gets the stored answer, and a higher `seq` takes its place.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from models.protocol.parts import Timing, TokenLogprobs
 class Choose(msgspec.Struct, frozen=True, kw_only=True, tag="choose"):
     """Weigh all `choices` after the committed tokens, and draw one.
 
-    Choice i has the log-probability of its tokens, each after those before it, and of an end
-    (`Open.eos_ids`) behind the last. These are of the session's terms at temperature 1 without
-    truncation. What is drawn from is a distribution over the choices, as it is over tokens
-    elsewhere: temperature, min-p, top-k and top-p act on it.
+    Choice i has the log-probability of its tokens, each after those before it. The log-probability
+    of an end (`Open.eos_ids`) behind the last is included. These are of the session's terms at
+    temperature 1 without truncation. The sample comes from a distribution over the choices, as it
+    does over tokens elsewhere. temperature, min-p, top-k and top-p act on it.
     """
 
     session_id: str

@@ -1,7 +1,7 @@
 """Tokens that a grammar forces next, as the constraint service finds them and a router drafts them.
 
-Of forced text the bytes are certain and the tokens are not: models cut a text as it is cut in
-training, canonically, so that is how forced text is cut here. A wrong guess costs a row of a pass.
+The bytes of forced text are certain and its tokens are not. Models cut a text as in training,
+canonically, so forced text is cut in the same way here. A wrong guess costs a row of a pass.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class Forced(msgspec.Struct, frozen=True):
     """The canonical tokens of the text that is forced next.
 
     The first `num_settled` are the same whatever follows the forced text. Those after them, at its
-    edge, are right unless what follows merges with them: `": "` is one token in many vocabularies,
-    but so may be the `": "x` that an open string can make of it.
+    edge, are right unless the following text merges with them. `": "` is one token in many
+    vocabularies, but so may be the `": "x` of an open string.
     """
 
     tokens: list[int] = []

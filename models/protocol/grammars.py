@@ -25,10 +25,10 @@ class Loosened(msgspec.Struct, frozen=True, kw_only=True):
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the generated text.
 
-    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
-    (`regex`, which the whole text must match), the JSON text of a list of strings (`choice`), a
-    grammar with rules (`lark`, in which `%json {...}` stands for JSON that obeys a schema; `ebnf`)
-    or the JSON text of a structural tag (`structural_tag`).
+    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`) or the pattern
+    (`regex`, which the whole text must match). It may be the JSON text of a list of strings
+    (`choice`) or of a structural tag (`structural_tag`). A grammar with rules is `ebnf` or `lark`,
+    in which `%json {...}` stands for JSON that obeys a schema.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]

@@ -2,7 +2,7 @@
 
 A prompt has an entry for each of its tokens, and only the writer of the answer looks into them. As
 objects they cost 2.3 kB a token with 20 likeliest ones, and decoding a long prompt's frame would
-hold up a router's event loop; as bytes they are 0.3 kB each, and nobody decodes them on the way.
+hold up a router's event loop. As bytes they are 0.3 kB each, and are not decoded on the way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rewards as they cross process borders: a question about texts, its answer. Needs msgspec only.
 
-A `RewardScore` says all that its answer depends on, so nothing is opened or kept for a session, and
-a repeat is answered anew, with the same scores.
+A `RewardScore` has all inputs of its answer. So nothing is opened or kept for a session, and a
+repeat is answered anew, with the same scores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every rule by which a target accepts drafts: its name, what it needs, where its code is.
 
 A rule gives exactly the target's distribution, whatever the draft. It is named in requests, config
-and `Sampling`, in processes that have no torch, so its function is given by its place and loaded by
+and `Sampling`, in processes that have no torch. So its function is given by its place and loaded by
 engines alone (`models.sampling.verification.rule_function`). A new rule is one line of `RULES` and
 a function with the arguments of `verify_by_rejection`.
 """
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 class VerificationRule:
     """One rule.
 
-    `about`: what it is good for, for who chooses.
-    `needs_draft_probs`: drafts bring the distributions that their tokens were sampled from.
-    `depends_on_draft`: at temperatures above 0 the text depends on the draft too, not on the seed
-    and the target alone (its distribution never does).
+    `about`: what it is good for, for who chooses. `needs_draft_probs`: drafts bring the
+    distributions that their tokens were sampled from. `depends_on_draft`: at temperatures above 0
+    the text depends on the draft too, not only on seed and target. Its distribution never does.
     `function`: its place, "module:name"; empty: a draft token is accepted iff it equals the
     target's own sample. Greedy sessions (temperature 0) have that rule in any case.
     """

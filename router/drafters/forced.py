@@ -1,8 +1,8 @@
 """Drafts what the grammar forces: the newest answer of the constraint service, no model, no step.
 
 The service cuts forced text canonically (`models.grammar.forced`); the target may cut it otherwise.
-How often it does is learnt from the text alone, whether the tokens were drafted or not, and apart
-for tokens at the edge of forced text, which may merge with what follows.
+Its acceptance is learnt from the text alone, whether the tokens were drafted or not. It is kept
+apart for tokens at the edge of forced text, which may merge with the text after it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Staged speculation: who is cheaper guesses for the draft model, which drafts for the target.
 
-A draft model takes a step for each token. Where suffix decoding has found what may follow, or else
-a smaller draft model has drafted it (`smaller`), the draft model is sent that as a guess and
-samples behind all of its tokens in one pass: those that it would have drafted anyway save a step
-each, and the first that it would not costs nothing but the rows behind it. The draft is the same,
-so nothing that is verified later can change.
+A draft model takes a step for each token. The guess comes from suffix decoding, or else from a
+smaller draft model (`smaller`). The draft model is sent it and samples behind all of its tokens in
+one pass. Each token that it would have drafted anyway saves a step. The first other token costs
+only the rows behind it. The draft is the same, so nothing that is verified later can change.
 
-How far to guess is a matter of price: a row of a draft pass against the part of a step that a right
-token saves (`planning.costs`). How often the draft model says what followed before is learnt from
-its drafts, apart from how often the target does.
+The length of a guess follows from prices: a row of a draft pass against the part of a step that a
+right token saves (`planning.costs`). The rate at which the draft model agrees with earlier text is
+learnt from its drafts. It is kept apart from the target's.
 """
 
 from __future__ import annotations

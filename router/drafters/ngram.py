@@ -1,15 +1,14 @@
 """Prompt lookup: the draft is what followed the last tokens the last time they occurred.
 
-Looks for the longest n-gram, of `max_len` down to `min_len` tokens, that ends the committed
-tokens and occurred before, takes its most recent earlier occurrence, and proposes what came
-after it. Where that runs into the end of the text it goes on with the period it implies. Costs
-no model and no step; pays where output repeats its input (extraction, code, quoting). The names
-of the limits are vLLM's (`prompt_lookup_min`, `prompt_lookup_max`); the idea is Saxena's prompt
-lookup decoding.
+Looks for the longest n-gram, of `max_len` down to `min_len` tokens, that ends the committed tokens
+and occurred before. It takes the most recent earlier occurrence, and proposes the tokens after it.
+Where that runs into the end of the text it goes on with the period it implies. Costs no model and
+no step; pays where output repeats its input (extraction, code, quoting). The names of the limits
+are vLLM's (`prompt_lookup_min`, `prompt_lookup_max`); the idea is Saxena's prompt lookup decoding.
 
 Committed tokens only, so there is nothing to roll back. The index holds, for each n-gram, the end
-of its latest occurrence; a token is added to it once, so a round costs a few dictionary lookups
-however long the text is. Memory: about 100 bytes per token and n-gram length.
+of its latest occurrence. A token is added to it once, so a round costs a few dictionary lookups for
+any length of the text. Memory: about 100 bytes per token and n-gram length.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Two rules look at the request and hold for all of its text: its temperature and its `max_tokens`.
 The third looks at the sessions that run on its target, anew with each round. A round that a rule
-takes the drafts from is a plain one, as with `enabled: false`: no draft model, no copied or forced
-text, no drafts of the target's own.
+takes the drafts from is a plain one, as with `enabled: false`. It has no draft model, no copied or
+forced text, no drafts of the target's own.
 """
 
 from __future__ import annotations

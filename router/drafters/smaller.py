@@ -1,8 +1,8 @@
 """A smaller draft model drafts for a larger one, which drafts for the target.
 
-Its tokens are a guess of the larger one's draft (`guesses`): the larger samples behind all of them
+Its tokens are a guess of the larger one's draft (`guesses`). The larger samples behind all of them
 in one pass, and the draft is that of its single steps. A token of such a guess costs a step of the
-smaller model beside its row, so it is asked for while the larger one's odds of saying it are above
+smaller model beside its row. So it is asked for while the larger one's odds of agreeing are above
 the price of both. Where none is worth it, a token is asked for now and then, for odds and prices
 change.
 """

@@ -1,13 +1,13 @@
-"""One policy for a part of a session that is lost: how often, how long, and when it is the end.
+"""One policy serves for a lost part of a session: how often, how long, and when it is the end.
 
 A session has one `Recovery` for its target and one for its constraint replica. The window opens
-when the part is found missing (or is first asked for) and closes with its next answer: a replica
-that grants a lease and is lost again has brought nothing. Within the window attempts follow each
-other with growing pauses. A first lease has the lease's limit; a session that has lost its
-replica has the fail-over's, because a replacement may have to load a model first.
+when the part is found missing (or is first asked for) and closes with its next answer. A replica
+that grants a lease and is lost again does not close it. Within the window attempts follow each
+other with growing pauses. A first lease has the lease's limit. A session that has lost its replica
+has the fail-over's, because a replacement may have to load a model first.
 
-Refused leases only take time. Replicas lost (`LinkLost`) are counted as well: a request that
-brings down whatever it runs on must not be tried on every replica there is.
+Refused leases only take time. Lost replicas (`LinkLost`) are counted as well. A request that brings
+down its replica must not be tried on every replica.
 """
 
 from __future__ import annotations

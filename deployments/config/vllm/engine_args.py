@@ -23,7 +23,7 @@ def engine_tree(words: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `args` that vLLM's words mean, with `target`, `draft` and `router`.
 
     Keys of a model that are this service's own (`num_threads`, `kv_cache_tokens`, ...) may stand
-    beside them, for target and draft alike.
+    beside them. They are for target and draft alike.
 
     Raises:
         ValueError: a word is unknown, or means nothing here; names it, its value and what to use.

@@ -1,8 +1,8 @@
 """vLLM's `speculative_config`, word by word, as the keys of the config that mean the same.
 
 A method of vLLM's drafts alone, with a fixed number of tokens, so the other drafters are switched
-off: who moves here and counts accepted tokens counts the same thing. Leaving `speculative_config`
-out, or `num_speculative_tokens` to be chosen live, is this service's own way.
+off. So counts of accepted tokens are comparable after a move from vLLM. Leaving
+`speculative_config` out, or `num_speculative_tokens` to be chosen live, is this service's own way.
 """
 
 from __future__ import annotations

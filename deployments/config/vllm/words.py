@@ -1,8 +1,8 @@
 """vLLM's engine arguments: which key of the config each of them is, or what to use in its place.
 
 The names are those of `vllm.LLM(...)`, and with dashes those of `vllm serve`. A word without a
-place here is taken where its value asks for nothing, and otherwise refused with a sentence that
-says what to use. No word is dropped in silence: that would run something else than was asked.
+place here is accepted if its value changes nothing. Otherwise it is refused with a sentence that
+names a replacement. No word is dropped in silence: that would run something else than was asked.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                                         |   ` - c - d
                                         ` - e
 
-The row of a node's token says how likely each child is and, where a choice ends, the end of the
-text; the root's row is that of the last token before the choices. Every leaf is a branch: the
-tokens from the root to it, of which it gives the rows that no branch before it gives. Plain ints
-and floats; knows no tensors.
+The row of a node's token gives the probability of each child and, if a choice ends there, of the
+end of the text. The root's row is that of the last token before the choices. Every leaf is a
+branch: the tokens from the root to it. A branch gives the rows that no branch before it gives.
+Plain ints and floats; knows no tensors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Several draft steps in a row on the device, without the host knowing what was sampled.
 
 A draft step needs the token before it. Handing that token through the host costs a wait for the
-device in every step; on a GPU with a small draft model that is most of the time. So drafts whose
-steps need nothing from the host run as a chain: positions, blocks and noise are known
-beforehand, each step's ids stay on the device and are the next step's rows, and the host looks
-once, at the end. Sessions that come meanwhile wait for the chain, a few steps at most.
+device in every step. On a GPU with a small draft model that is most of the time. So drafts whose
+steps need nothing from the host run as a chain. Positions, blocks and noise are known beforehand,
+and each step's ids stay on the device as the next step's rows. The host looks once, at the end.
+Sessions that come meanwhile wait for the chain, a few steps at most.
 
 A token after an eos was sampled in vain, and its KV is never looked at.
 """
@@ -66,8 +66,8 @@ def is_chainable(session: Session) -> bool:
 def reserve_chain(links: Sequence[ChainLink], num_steps: int) -> int:
     """Room for `num_steps` steps of all sessions, or for as many as there is room for; at least 1.
 
-    Blocks for the first step are there already, and blocks after it are given back with the next
-    resize of the table.
+    Blocks for the first step are there already. Blocks after it are given back with the next resize
+    of the table.
     """
     for num_fitting in range(num_steps, 1, -1):
         try:

@@ -1,8 +1,8 @@
 """Texts of sessions that ended on a draft engine, kept for as long as somebody compares models.
 
-Only what another draft model can be asked about exactly: no text under a grammar, for masks of
-passed places are not kept, and none whose rule gives drafts noise of their own. Knows no torch: the
-process that asks for them holds no model.
+Only texts that another draft model can answer exactly are kept. Texts under a grammar are not,
+because masks of passed places are not kept. Neither are texts whose rule gives drafts noise of
+their own. Knows no torch: the process that asks for them holds no model.
 """
 
 from __future__ import annotations

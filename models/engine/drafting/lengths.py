@@ -73,8 +73,8 @@ class DraftLengths:
     def choose(self, num_sessions: int) -> int:
         """Tokens of the next drafts of so many sessions.
 
-        Sessions come and go with their messages, and what was left out must be made up for when
-        drafts begin again: so where there were more of them lately, that is what counts.
+        Sessions come and go with their messages, and left out rows must be made up for when drafts
+        begin again. So the recent number of sessions counts if it was larger.
         """
         if self.fixed is not None:
             return self.fixed

@@ -1,13 +1,13 @@
 """Drafts of an MTP or EAGLE-3 head: token after token, by a layer with keys in the cache.
 
-A session's row at position p is made of the state that gave token p, so rows of true states follow
-the model's by one. They are computed when a draft is wanted, the last one giving the draft's first
-token, or when a block is full: others may find it, and it is never written again. Rows of a draft
-lie behind them until true ones replace them.
+A session's row at position p is made of the state that gave token p. So rows of true states follow
+the model's by one. They are computed when a draft is wanted, and the last one gives the draft's
+first token. They are also computed when a block is full: others may find it, and it is never
+written again. Rows of a draft lie behind them until true ones replace them.
 
-Keys decide what is drafted, never what is accepted. So where a state is missing (the prefix cache
-has a block's keys and not the state behind its last row) zeros serve, and while drafts do not pay,
-as with many sessions on a CPU, rows of generated tokens are left out.
+Keys decide what is drafted, never what is accepted. So zeros serve for a missing state (the prefix
+cache has a block's keys and not the state behind its last row). While drafts do not pay, as with
+many sessions on a CPU, rows of generated tokens are left out.
 """
 
 from __future__ import annotations

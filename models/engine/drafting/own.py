@@ -1,11 +1,11 @@
 """Drafts that the target makes itself, by heads on its states or by its own first layers.
 
-They cost no step of another engine and no message: after a verdict the session's next row and its
+They cost no step of another engine and no message. After a verdict the session's next row and its
 draft are in the next pass. Who drafts: `heads.py`, `mtp.py`, `early_exit.py`; how much:
 `lengths.py`, and `trees.py` where drafts have several candidates for a place.
 
-A draft is sampled as the target samples, with the noise of its positions, so under `coupled` the
-text is what it would be without. Under a rule that asks what a token was sampled from, the
+A draft is sampled like the target's tokens, with the noise of its positions. So under `coupled` the
+text is the same as without drafts. Under a rule that asks what a token was sampled from, the
 likeliest token is taken, for certain. Penalties and masks are the verification's alone.
 """
 

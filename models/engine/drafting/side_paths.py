@@ -1,8 +1,8 @@
 """KV blocks for the side paths of draft trees, from a pass to its verdicts.
 
 The first path of a tree is rows of its session like any. Each further segment has blocks of its own
-from the one on in which it leaves its path, so that keys of a path lie at their positions; where it
-is accepted, the session holds these blocks in place of its own, and nothing is copied back.
+from the one on in which it leaves its path. So keys of a path lie at their positions. If it is
+accepted, the session holds these blocks in place of its own, and nothing is copied back.
 
 Side paths take what a pass leaves: rows that nobody else needs, and blocks that are free for that
 time. A tree for which there is no room goes on as its first path.

@@ -1,12 +1,11 @@
 """Drafts from a text that the client says its answer will mostly repeat: a file with a few edits.
 
 The drafter keeps to its place in the predicted text (`router.predicted_text`) and goes on from
-there. How likely its tokens are is learnt from the text alone, by
-the length of the match (`match_odds`), apart from other repeated text: who predicts an answer is
-mostly right.
+there. The probability of its tokens is learnt from the text alone, by the length of the match
+(`match_odds`). It is kept apart from other repeated text, because predictions are mostly right.
 
-Nobody but the client knows whether the prediction is an earlier answer of the same seed. So it is
-no text to draft from under a rule by which the text depends on the draft; `router.session` sees to
+Nobody but the client knows whether the prediction is an earlier answer of the same seed. So it must
+not be drafted from under a rule by which the text depends on the draft. `router.session` sees to
 that. The idea is OpenAI's `prediction`, known elsewhere as speculative edits.
 """
 

@@ -1,13 +1,13 @@
 """Suffix decoding: the draft is what most often followed where the text's end occurred before.
 
 Looks in the prompt, in this answer, and in recent answers of the same `cache_salt`
-(`text_memory.TextMemory`), which prompt lookup (`ngram`) does not; a longer match drafts further,
-and each draft says how likely it is to be accepted (`match_odds.MatchOdds`). Costs no model and no
-step: some 25 us a look and less than 1 us per token of the text on the machine of the kept results.
+(`text_memory.TextMemory`), which prompt lookup (`ngram`) does not. A longer match drafts further.
+Each draft has its probability of acceptance (`match_odds.MatchOdds`). Costs no model and no step. A
+look takes some 25 us and a token of the text less than 1 us on the machine of the kept results.
 SuffixDecoding (arXiv 2411.04975) is the idea, and its limits keep their names.
 
-Committed tokens alone are kept, so there is nothing to roll back: a look may go on behind tokens
-that are not committed yet, and they are compared with what is kept.
+Committed tokens alone are kept, so there is nothing to roll back. A look may go on behind tokens
+that are not committed yet, and they are compared with the kept ones.
 """
 
 from __future__ import annotations

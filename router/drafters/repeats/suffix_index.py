@@ -1,15 +1,14 @@
 """Finds earlier occurrences of a text's end, and the tokens after them, for suffix decoding.
 
 Chains of occurrences work like in LZ77. For each key length they have the latest place after each
-key (the last n tokens), and for each place the one before it. A token is added once, at a cost that
-depends on neither the text nor its repeats. A look follows the chain of the longest key that
-occurred, for the latest places only, and measures how far each matches backwards. A suffix tree
+key (the last n tokens). For each place they have the one before it. A token is added once, at a
+cost that depends on neither the text nor its repeats. A look follows the chain of the longest key
+that occurred, for the latest places only. It measures how far each matches backwards. A suffix tree
 would keep counts in its nodes; here they are counted among those places on demand.
 
-Finished texts end with a mark, so that no match reaches from one into another, and the oldest of
-them can be dropped. Memory: some 300 bytes per token. The rule by which a draft is chosen among
-match lengths is that of SuffixDecoding (arXiv 2411.04975); its estimate of survival is
-`match_odds.MatchOdds`.
+Finished texts end with a mark, so that no match reaches from one into another. The oldest of them
+can be dropped. Memory: some 300 bytes per token. The rule that chooses a draft among match lengths
+is that of SuffixDecoding (arXiv 2411.04975). Its estimate of survival is `match_odds.MatchOdds`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _END = -1  # after a text that is over; no token
 class MatchTerms:
     """Limits of matches and drafts; the names are those of suffix decoding elsewhere.
 
-    A match of n tokens drafts up to `max_spec_factor` * n + `max_spec_offset` tokens, as long as
-    the product of their shares among the places is at least `min_token_prob`. Matches are measured
-    up to `max_tree_depth` tokens.
+    A match of n tokens drafts up to `max_spec_factor` * n + `max_spec_offset` tokens. It stops when
+    the product of their shares among the places is below `min_token_prob`. Matches are measured up
+    to `max_tree_depth` tokens.
     """
 
     max_tree_depth: int = 24

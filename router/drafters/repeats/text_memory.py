@@ -1,8 +1,8 @@
 """Shared by the sessions of a router: recent answers, and the quality of matches.
 
 Answers are kept by `cache_salt`, like prefixes in the engines. A session never drafts from text of
-another salt, because the speed of an answer would show that the text was there. Beyond the limits
-the answers of the salt that was used longest ago go first, of one salt the oldest.
+another salt. The speed of an answer would show that the text was there. Beyond the limits the
+answers of the salt that was used longest ago go first, of one salt the oldest.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TextMemory:
 def may_draft_from_answers(sampling: Sampling) -> bool:
     """Return whether text of another answer may be drafted.
 
-    A rule by which the text depends on the draft must not be given one that an equal seed sampled:
-    its noise would decide on its own choice.
+    A rule by which the text depends on the draft must not be given one that an equal seed sampled.
+    Its noise would decide on its own choice.
     """
     return sampling.temperature == 0 or not RULES[sampling.verification].depends_on_draft
