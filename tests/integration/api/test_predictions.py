@@ -51,7 +51,7 @@ async def test_a_right_prediction_takes_the_place_of_passes(temperature):
     assert content_of(drafted) == text
     assert counts_of(plain) == (0, 0)
     assert drafted["usage"]["completion_tokens"] == num_tokens  # rejected ones are none of these
-    # A token that was sampled may be spelled as two in the prediction. Then the target goes on alone,
+    # A sampled token may be spelled as two in the prediction. Then the target goes on alone,
     # and on a busy machine it hears late that there is a draft again.
     assert accepted > (0.7 * num_tokens if temperature == 0 else 0)
     assert rejected <= (3 if temperature == 0 else 10)
