@@ -35,7 +35,7 @@ from loadtest.bench.claims import Claim
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
 from loadtest.client.prompt_file import DEFAULT_PROMPTS, Prompt, read_prompts
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
 from loadtest.trial import frame
 
 _SPOILED = "spoiled"
@@ -266,8 +266,8 @@ def _service(arguments: argparse.Namespace) -> Iterator[str]:
             spoiled = spoil(ROOT / parts["draft"]["model_path"], Path(folder), arguments.noise)
             parts["drafts"] = {_SPOILED: parts["draft"] | {"model_path": str(spoiled)}}
             # Repeated text is left to the draft models: rounds are then theirs alone.
-            speculation = parts["router"]["speculation"]
-            speculation |= {"prompt_lookup_max": 0, "suffix_decoding_max_tree_depth": 0}
+            nothing_repeats = {"prompt_lookup_max": 0, "suffix_decoding_max_tree_depth": 0}
+            section(tree, "router.speculation").update(nothing_repeats)
             for deployment in list(tree["applications"][0]["deployments"]):
                 if deployment["name"] == "Draft":
                     named = deployment | {"name": f"Draft-{_SPOILED}"}

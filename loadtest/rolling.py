@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from deployments.config.schema import AppConfig
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
 from loadtest.service.cluster import (
@@ -212,7 +213,8 @@ def changes(config: Config, base_url: str) -> list[tuple[str, Config, Check]]:
     def limits(value: Any) -> Callable[[Config], None]:
         return lambda changed: deployment(changed, "Router").update(user_config=value)
 
-    k_limit = arguments(config)["router"]["speculation"]["max_num_speculative_tokens"]
+    speculation = AppConfig.model_validate(arguments(config)).router.speculation
+    k_limit = speculation.max_num_speculative_tokens
     lower = {"speculation": {"max_num_speculative_tokens": 4}, "max_sessions": 80}
     then("other limits", limits(lower), lambda: k_limit_is(base_url, 4))
     then(

@@ -1,7 +1,7 @@
 """An operator's settings of one engine process, and the base of every section of a config.
 
 `EngineConfig` is the one class of these values: `deployments/config/schema.py` adds the service's
-own keys to it. The YAML files get their comments from its descriptions, and its defaults are the
+own keys to it. The reference page of all keys is made of its descriptions, and its defaults are the
 only ones. Sizes that follow from the checkpoint (layers, heads, vocabulary) are read from the
 checkpoint. Values are checked here once and frozen. `models/checkpoint/loader.py` checks that they
 fit the checkpoint when it is loaded. Knows no torch.

@@ -4,6 +4,8 @@ In place of a file it takes vLLM's words, and writes the file that they mean:
 
     python -m deployments.config --model MODEL --speculative-config JSON --output mine.yaml
 
+`--keys` writes the reference page of all keys.
+
 What can be known without loading torch is said first; a config that is refused for that ends there.
 Only of models whose files are here are sizes computed. Exit status 0: it could be served here.
 """
@@ -24,6 +26,7 @@ from deployments.config.check import examine, sentence
 from deployments.config.cluster import Cluster, connected_cluster, this_machine
 from deployments.config.explain import explanation
 from deployments.config.keys import assignments
+from deployments.config.reference import keys_page
 from deployments.config.serve_file import ServeFile, one_line, read_serve_file, read_serve_text
 from deployments.config.vllm.command import add_words, asked_words, serve_page
 
@@ -44,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     words = asked_words(options)
+    if options.keys:
+        if words or options.file is not None:
+            parser.error("--keys goes with --output only")
+        _write(keys_page(), options.output)
+        return 0
     name = f"--model {words['model']}" if "model" in words else str(options.file)
     try:
         if words:
@@ -57,16 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"{name}: {error}")
     if not text or options.changes:
         text = yaml.safe_dump(served.tree, sort_keys=False)
-    if options.output is not None:
-        options.output.write_text(text, encoding="utf-8")
-    elif words and not options.check:
-        _say(text.splitlines())
-    if not options.check:
-        _say([f"note: {one}" for one in served.renamed])
-        if options.output is None and not words:
-            _say([f"{name}: its keys are right; --check says if it can be served here"])
-        return 0
-    return _check(served, options.address, name)
+    if options.output is not None or (words and not options.check):
+        _write(text, options.output)
+    if options.check:
+        return _check(served, options.address, name)
+    if options.output is None and not words:
+        _say([f"{name}: its keys are right; --check says if it can be served here"])
+    return 0
 
 
 def _words_page(
@@ -128,9 +133,18 @@ def _parser() -> argparse.ArgumentParser:
         help="the Ray cluster to look at (auto: the one running here); default: RAY_ADDRESS, else "
         "local: this machine alone",
     )
+    parser.add_argument("--keys", action="store_true", help="print the page of all keys instead")
     parser.add_argument("--output", type=Path, help="write the changed file here, for `serve run`")
     add_words(parser)
     return parser
+
+
+def _write(text: str, path: Path | None) -> None:
+    """Write a text to a file, or print it."""
+    if path is None:
+        _say(text.splitlines())
+    else:
+        path.write_text(text, encoding="utf-8")
 
 
 def _say(lines: Sequence[str]) -> None:

@@ -20,9 +20,8 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from deployments.api.keys import faults_of_keys
-from deployments.config.bandwidth import bandwidth_notes
 from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
-from deployments.config.explain import admission_notes, drafting_notes
+from deployments.config.explain import admission_notes, bandwidth_notes, drafting_notes
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
 from deployments.config.model_files import file_faults, resolve_model, resolved, to_come
@@ -138,7 +137,6 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
     """
     config = served.config
     notes = [
-        *served.renamed,
         *admission_notes(config, served.placements, served.router),
         *drafting_notes(config),
     ]

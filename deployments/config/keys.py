@@ -1,8 +1,6 @@
-"""Keys of the config tree as people write them: dotted on a command line, or by an older name.
+"""Keys of the config tree as people write them on a command line: with dots.
 
-`target.model_path=/models/x` is the key `model_path` of the section `target`. A key that has got
-another name keeps its old one: `RENAMED` is the only table of them, for files, command lines and
-`user_config` alike.
+`target.model_path=/models/x` is the key `model_path` of the section `target`.
 """
 
 from __future__ import annotations
@@ -11,42 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deployments.config.strict_yaml import read_yaml
-
-# By the old path: the key's name today, in the same section.
-RENAMED = {
-    "target.max_batch_rows": "max_num_batched_tokens",
-    "draft.max_batch_rows": "max_num_batched_tokens",
-    "target.max_sessions": "max_num_seqs",
-    "draft.max_sessions": "max_num_seqs",
-}
-
-
-def renewed(values: Mapping[str, Any], section: str = "") -> tuple[dict[str, Any], list[str]]:
-    """The tree with every key under the name that it has today, and a note for each that had not.
-
-    Args:
-        values: a tree, or values by dotted keys.
-        section: dotted path of the tree, where it is a part of the whole.
-
-    Raises:
-        ValueError: a key is given under both names.
-    """
-    tree: dict[str, Any] = {}
-    notes: list[str] = []
-    for key, value in values.items():
-        path = f"{section}.{key}" if section else str(key)
-        name = key
-        if path in RENAMED:
-            before, dot, _ = key.rpartition(".")
-            name = f"{before}{dot}{RENAMED[path]}"
-            if name in values:
-                raise ValueError(f"{path} is an older name of {RENAMED[path]}; give only the new")
-            notes.append(f"{path} is an older name, it is {RENAMED[path]} now")
-        if isinstance(value, Mapping):
-            value, more = renewed(value, path)
-            notes += more
-        tree[name] = value
-    return tree, notes
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

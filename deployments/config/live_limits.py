@@ -23,7 +23,6 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from deployments.config.keys import renewed
 from deployments.config.schema import RouterConfig, describe
 from router.drafters.choice import check_draft_names
 from router.limits import SessionLimits, SpeculationLimits
@@ -69,13 +68,6 @@ def with_user_config(
         ValueError: one message that names every key at fault, with limit and value.
     """
     changes = {} if user_config is None else user_config
-    if isinstance(changes, Mapping):
-        try:
-            changes, notes = renewed(changes, "router")
-        except ValueError as error:
-            raise ValueError(f"user_config: {error}") from None
-        for note in notes:
-            logger.warning("user_config: %s", note)
     refusals = list(_key_faults(changes, "", RouterConfig))
     if refusals:
         raise ValueError(f"user_config: {'; '.join(refusals)}")

@@ -1,16 +1,15 @@
 """The whole service as one validated, frozen tree: what `args` of a Serve config file may say.
 
-Every key is declared once, with its default and a description of which the shipped files' comments
-are made: an engine's in `models/config.py`, waits and drafting in `router/limits.py`, the rest
-here. Unknown keys are errors that name the key's full path. Units are in the names. Placement
-(replica counts, GPUs, labels) is not here: that is Serve's own `deployments:` section of the same
-file. Whether the checkpoints fit is the business of `model_files`. Knows neither Ray nor torch nor
-the disk.
+Every key is declared once, with its default and a description, of which the reference page
+(`deployments/docs/config-keys.md`) is made: an engine's in `models/config.py`, waits and drafting
+in `router/limits.py`, the rest here. Unknown keys are errors that name the key's full path. Units
+are in the names. Placement (replica counts, GPUs, labels) is not here: that is Serve's own
+`deployments:` section of the same file. Whether the checkpoints fit is the business of
+`model_files`. Knows neither Ray nor torch nor the disk.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -21,7 +20,7 @@ from pydantic_core import ErrorDetails
 from deployments.api.schemas.names import NameOf
 from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.keys import nested, renewed
+from deployments.config.keys import nested
 from deployments.config.sections.capture import CaptureConfig
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
@@ -33,8 +32,6 @@ from router.drafters.draft_model import POOL
 from router.drafters.heads import HEADS_NAMES, check_method, names_heads
 from router.drafters.registry import DRAFTERS, drafters_of
 from router.limits import SessionLimits, SpeculationLimits
-
-logger = logging.getLogger("ray.serve")
 
 _DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 
@@ -297,12 +294,7 @@ class AppConfig(Section):
     @classmethod
     def _nest(cls, values: Any) -> Any:
         """`serve run deployments.app:build target.model_path=...` gives dotted keys."""
-        if not isinstance(values, dict):
-            return values
-        tree, notes = renewed(nested(values))
-        for note in notes:
-            logger.warning("args: %s", note)
-        return tree
+        return nested(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:

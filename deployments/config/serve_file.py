@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.config.keys import put, renewed
+from deployments.config.keys import put
 from deployments.config.live_draft import draft_user_config
 from deployments.config.live_limits import with_user_config
 from deployments.config.placement import Placement, deployment_of, placements_of
@@ -31,18 +31,16 @@ class ServeFile:
     """A Serve config file of ours, validated.
 
     Attributes:
-        tree: all of it, changes included, every key under the name that it has today.
+        tree: all of it, changes included.
         config: its `args`.
         placements: of its deployments.
         router: `config.router` with its `user_config` in force.
-        renamed: a note for each key that was given under an older name.
     """
 
     tree: Tree
     config: AppConfig
     placements: list[Placement]
     router: RouterConfig
-    renamed: list[str]
 
     @property
     def http(self) -> tuple[str, int]:
@@ -76,12 +74,9 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
     except ValueError as error:
         raise ValueError(f"cannot be read: {one_line(error)}") from None
     application = _our_application(tree)
-    renamed = _renew(application)
-    changes, more = renewed(changes or {})
-    for key, value in changes.items():
+    for key, value in (changes or {}).items():
         _change(tree, application, key, value)
     application = _our_application(tree)
-    renamed += more + _renew(application)  # a change may bring a whole section
     if unknown := unknown_keys(tree):
         raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
     try:
@@ -102,9 +97,7 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
             draft_user_config(options.get("user_config"))
         if options["name"] == "Router":
             router = with_user_config(router, options.get("user_config"), config.draft_pools)
-    return ServeFile(
-        tree=tree, config=config, placements=placements, router=router, renamed=renamed
-    )
+    return ServeFile(tree=tree, config=config, placements=placements, router=router)
 
 
 def unknown_keys(tree: Tree) -> list[str]:
@@ -151,18 +144,6 @@ def _our_application(tree: object) -> Tree:
         )
     application: Tree = ours[0]
     return application
-
-
-def _renew(application: Tree) -> list[str]:
-    """Put every key of `args` and of a `user_config` under the name that it has today."""
-    notes: list[str] = []
-    if isinstance(application.get("args"), dict):
-        application["args"], notes = renewed(application["args"])
-    for options in application.get("deployments") or []:
-        if isinstance(options.get("user_config"), dict):
-            options["user_config"], more = renewed(options["user_config"], "router")
-            notes += more
-    return notes
 
 
 def _shape_faults(applications: list[Any]) -> Iterator[str]:

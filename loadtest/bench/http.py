@@ -19,7 +19,7 @@ from loadtest.bench.loop import Ask, LoopRun, Prompts, Span, rate_at_full_places
 from loadtest.client.answers import Answer
 from loadtest.client.http import READ_TIMEOUT_S, complete
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
 
 _CONFIG = ROOT / "configs" / "demo.yaml"
 _HEADS_CONFIG = ROOT / "configs" / "heads.yaml"
@@ -140,10 +140,10 @@ def _served(
         arguments = tree["applications"][0]["args"]
         for part, values in changes.items():
             arguments[part] |= values
-        router = arguments["router"]
-        router["speculation"] |= speculation
-        router["timeouts"]["draft_ms"] = 10_000  # on a slow machine a draft is waited for
-        names.append(router["model_name"])
+        section(tree, "router.speculation").update(speculation)
+        # On a slow machine a draft is waited for.
+        section(tree, "router.timeouts")["draft_ms"] = 10_000
+        names.append(arguments["router"]["model_name"])
 
     with (
         served(config, change=change, environment=POD_ENVIRONMENT) as service,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from deployments.config.schema import RouterConfig
 from loadtest.client.workload import Workload
 
 
@@ -20,7 +21,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 def workload_of(arguments: argparse.Namespace, config: dict[str, Any]) -> Workload:
     """Return the requests for the model of a parsed Serve config file."""
     return Workload(
-        config["applications"][0]["args"]["router"]["model_name"],
+        RouterConfig.model_validate(config["applications"][0]["args"]["router"]).model_name,
         arguments.seed,
         max_tokens=arguments.max_tokens,
         record_max_tokens=arguments.record_max_tokens,

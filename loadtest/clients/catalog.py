@@ -18,6 +18,7 @@ from loadtest.clients.reports import (
     read_aiperf_speculation,
     read_guidellm,
 )
+from loadtest.service.served import section
 
 _NUM_REQUESTS = 12
 _CONCURRENCY = 3
@@ -71,16 +72,14 @@ class Client:
 
 def let_pages_in(config: dict[str, Any]) -> None:
     """Change a Serve config so that pages of all origins may use the API."""
-    router = config["applications"][0]["args"]["router"]
-    router["http"] = {**(router.get("http") or {}), "allowed_origins": ["*"]}
+    section(config, "router.http")["allowed_origins"] = ["*"]
 
 
 def _one_at_a_time(config: dict[str, Any]) -> None:
     """Change a Serve config so that requests wait for each other, minutes if it must be."""
     let_pages_in(config)
-    router = config["applications"][0]["args"]["router"]
-    router |= {"max_sessions": 1, "max_queued_sessions": 512}
-    router["timeouts"] = {**router["timeouts"], "queue_wait_s": 900}
+    section(config, "router").update(max_sessions=1, max_queued_sessions=512)
+    section(config, "router.timeouts")["queue_wait_s"] = 900
 
 
 def _script(name: str, *requirements: str, **environment: str) -> Client:

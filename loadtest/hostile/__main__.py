@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, field
 import httpx
 import yaml
 
+from deployments.config.schema import AppConfig
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.http import open_client
 from loadtest.client.streams import FaultLoad
@@ -182,16 +183,14 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 def attack_by_turns(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
     """Run streams, and quiet and hostile stretches by turns."""
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    args = config["applications"][0]["args"]
-    model = args["router"]["model_name"]
+    args = AppConfig.model_validate(config["applications"][0]["args"])
+    model = args.router.model_name
     waves = {
-        "large bodies": Wave(
-            _LARGE_AT_ONCE, large_bodies(model, int(args["router"]["body_limit_bytes"]))
-        ),
+        "large bodies": Wave(_LARGE_AT_ONCE, large_bodies(model, args.router.body_limit_bytes)),
         "logprobs": Wave(1, logprob_requests(model)),
         "schemas": Wave(_SCHEMAS_AT_ONCE, hostile_schemas(model)),
     }
-    fitting = Wave(1, fitting_logprob_requests(model, int(args["target"]["max_model_len"])))
+    fitting = Wave(1, fitting_logprob_requests(model, args.target.max_model_len))
     kinds = {kind: [wave] for kind, wave in waves.items()}
     kinds = {_QUIET: [], **kinds, _ALL: list(waves.values()), "logprobs that fit": [fitting]}
     load = FaultLoad(base_url, [*free_cases(4), *constrained_cases(4)])

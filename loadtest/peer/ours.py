@@ -21,7 +21,7 @@ from loadtest.bench.loop import NoText
 from loadtest.client.http import READ_TIMEOUT_S, complete
 from loadtest.peer.timed import Timed
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
 from models.config import DtypeName, EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
@@ -215,8 +215,8 @@ def service_of(models: Checkpoints, threads: int, highest_k: int) -> Iterator[Se
                     "enable_prefix_caching": False,
                 }
         arguments["target"]["heads"] = None  # those of the config are for its own target
-        arguments["router"]["speculation"]["max_num_speculative_tokens"] = max(8, highest_k)
-        arguments["router"]["timeouts"]["draft_ms"] = 10_000  # as in the process
+        section(config, "router.speculation")["max_num_speculative_tokens"] = max(8, highest_k)
+        section(config, "router.timeouts")["draft_ms"] = 10_000  # as in the process
         names.append(arguments["router"]["model_name"])
 
     config = ROOT / "configs" / _CONFIGS[models.draft is not None]

@@ -58,7 +58,7 @@ def scaling_config(config: Config) -> None:
     _same_cache(config)
     for deployment in application["deployments"]:
         name = deployment["name"]
-        del deployment["num_replicas"]
+        deployment.pop("num_replicas", None)
         deployment["graceful_shutdown_timeout_s"] = _DRAIN_S
         scaling: dict[str, Any] = {
             "min_replicas": 1,

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from deployments.config.schema import AppConfig
+
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 _TIMEOUT_S = 20.0
@@ -89,19 +91,18 @@ def gauges(text: str) -> dict[str, float]:
 
 
 def limits(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the limits of the gauges from a Serve config file with all keys spelt out."""
-    args = config["applications"][0]["args"]
-    router, target = args["router"], args["target"]
+    """Return the limits of the gauges from a parsed Serve config file."""
+    args = AppConfig.model_validate(config["applications"][0]["args"])
     found: dict[str, float] = {
-        RUNNING: router["max_sessions"],
-        WAITING: router["max_queued_sessions"],
-        "Target.num_sessions": target["max_num_seqs"],
-        "Target.num_leases": target["max_num_seqs"],
-        "Constraint.num_leases": args["constraint"]["max_sessions"],
+        RUNNING: args.router.max_sessions,
+        WAITING: args.router.max_queued_sessions,
+        "Target.num_sessions": args.target.max_num_seqs,
+        "Target.num_leases": args.target.max_num_seqs,
+        "Constraint.num_leases": args.constraint.max_sessions,
     }
-    if "draft" in args:
+    if args.draft is not None:
         found |= {
-            "Draft.num_sessions": args["draft"]["max_num_seqs"],
-            "Draft.num_leases": args["draft"]["max_num_seqs"],
+            "Draft.num_sessions": args.draft.max_num_seqs,
+            "Draft.num_leases": args.draft.max_num_seqs,
         }
     return found

@@ -159,6 +159,19 @@ def private_environment(folder: Path) -> dict[str, str]:
     }
 
 
+def section(config: Config, name: str) -> Config:
+    """Return a section of our application's `args` to change in place, made where there is none.
+
+    Args:
+        config: a parsed Serve config file, which leaves out what is as by default.
+        name: dotted, like `router.timeouts`.
+    """
+    inner: Config = config["applications"][0]["args"]
+    for part in name.split("."):
+        inner = inner.setdefault(part, {})
+    return inner
+
+
 def free_port() -> int:
     """Return a TCP port that was free a moment ago."""
     with socket.socket() as probe:
@@ -171,7 +184,7 @@ def _write_config(
 ) -> tuple[Path, str]:
     """Write the served file; return it and the prefix of its (first) application's paths."""
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
-    config["http_options"]["port"] = port
+    config.setdefault("http_options", {})["port"] = port
     if change is not None:
         change(config)
     path = folder / source.name

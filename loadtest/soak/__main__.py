@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
+from deployments.config.schema import AppConfig
 from loadtest.client.options import add_load_options, workload_of
 from loadtest.service.attached import attach
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, limits
@@ -110,8 +111,10 @@ def _load(arguments: argparse.Namespace, base_url: str, config: dict[str, Any]) 
 def capacity(config: dict[str, Any]) -> int:
     """Sessions that all routers of a config run at once."""
     [application] = config["applications"]
-    replicas = {d["name"]: d.get("num_replicas", 1) for d in application["deployments"]}
-    return int(application["args"]["router"]["max_sessions"]) * int(replicas.get("Router", 1))
+    deployments = application.get("deployments", [])
+    replicas = {d["name"]: d.get("num_replicas", 1) for d in deployments}
+    router = AppConfig.model_validate(application["args"]).router
+    return router.max_sessions * int(replicas.get("Router", 1))
 
 
 def _num_users(arguments: argparse.Namespace, config: dict[str, Any]) -> int:

@@ -38,16 +38,18 @@ def test_a_config_for_real_nodes_keeps_its_placement_on_one_machine() -> None:
         for key in PLACED:
             assert deployment(ours, name).get(key) == deployment(theirs, name).get(key)
     assert checked(ours).target.tensor_parallel_size == 4
+    before, after = arguments(theirs), arguments(ours)
+    assert before.keys() == after.keys()
     changed = {
         (section, key)
-        for section, part in arguments(theirs).items()
+        for section, part in after.items()
         for key, value in part.items()
-        if arguments(ours)[section][key] != value
+        if before[section].get(key) != value
     }
     model = {"model_path", "revision", "device", "dtype", "max_model_len", "kv_cache_tokens"}
     assert changed == {
         *((section, key) for section in ("target", "draft") for key in model),
-        *(("router", key) for key in ("model_name", "tokenizer_path")),
+        *(("router", key) for key in ("model_name", "tokenizer_path", "api_keys_file")),
     }
 
 

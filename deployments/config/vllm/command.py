@@ -8,13 +8,33 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deployments.config.examples.page import Example, Tree, printed
-from deployments.config.examples.shipped import SERVE, merged
+import yaml
+
+from deployments.config.placement import deployment_of
+from deployments.config.reference import differing
+from deployments.config.schema import AppConfig
+from deployments.config.serve_file import IMPORT_PATH, Tree
 from deployments.config.vllm.engine_args import engine_tree, given_words
 from deployments.config.vllm.words import SERVER_WORDS, WORDS, Word
 
 _SPARE_SEQS = 4  # places on a target beside the sessions that a router runs, for /health
-_SPREAD = "Placement: a bundle for each rank, all ranks of a model on one node."
+# As in the files of `configs/`.
+_SERVE: Tree = {
+    "proxy_location": "HeadOnly",
+    "http_options": {
+        "host": "127.0.0.1",
+        "request_timeout_s": 600,
+        "keep_alive_timeout_s": 120,  # longer than clients keep theirs
+    },
+    "logging_config": {"enable_access_log": False},
+}
+_HEAD = """\
+# Made of vLLM's words; `serve run` takes it. It is yours to change.
+#
+#   python -m deployments.config {words}
+#
+# It says only what differs from the defaults: deployments/docs/config-keys.md lists every key.
+"""
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +60,7 @@ def asked_words(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def serve_page(words: Mapping[str, Any], argv: Sequence[str]) -> str:
-    """The Serve config file that vLLM's words mean, every key with a comment.
+    """Return the Serve config file that vLLM's words mean, without what is a default anyway.
 
     Args:
         words: with `model`.
@@ -59,33 +79,27 @@ def serve_page(words: Mapping[str, Any], argv: Sequence[str]) -> str:
         for model in (target, args["draft"]):
             if model is not None:
                 model["max_num_seqs"] = num_seqs + _SPARE_SEQS
-    example = Example(
-        name="vllm",
-        head="Made of vLLM's words; `serve run` takes it.\n\n"
-        f"  python -m deployments.config {shlex.join(argv)}\n",
-        serve=merged(SERVE, served),
-        args=args,
-        placement=_SPREAD,
-        deployments=_deployments(args),
-        origin="It is yours to change.",
-    )
-    return printed(example)
+    config = AppConfig.model_validate(args)
+    application: Tree = {"name": "outrider", "import_path": IMPORT_PATH}
+    application["args"] = differing(AppConfig, args)
+    if bundles := _bundles(config):
+        application["deployments"] = bundles
+    tree = _SERVE | {"http_options": _SERVE["http_options"] | served.get("http_options", {})}
+    text = yaml.safe_dump(tree | {"applications": [application]}, sort_keys=False)
+    given = shlex.join(argv).replace("\n", "\n# ")
+    return f"{_HEAD.format(words=given)}\n{text}"
 
 
-def _deployments(args: Tree) -> list[dict[str, Any]]:
-    own = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
-    found = [{"name": "Router", **own}, {"name": "Target", **own} | _bundles(args["target"])]
-    if args["draft"] is not None:
-        found.append({"name": "Draft", **own} | _bundles(args["draft"]))
-    return [*found, {"name": "Constraint", **own}]
-
-
-def _bundles(model: Tree) -> dict[str, Any]:
+def _bundles(config: AppConfig) -> list[Tree]:
     """On a CPU little is set aside, as in the shipped files: the ranks share the cores."""
-    is_gpu = str(model.get("device", "cpu")).startswith("cuda")
-    bundle = {"CPU": 1, "GPU": 1} if is_gpu else {"CPU": 0.1}
-    ranks = model.get("tensor_parallel_size", 1)
-    return {"placement_group_bundles": [bundle] * (ranks if isinstance(ranks, int) else 1)}
+    return [
+        {
+            "name": deployment_of(section),
+            "placement_group_bundles": [{"CPU": 0.1} for _ in range(model.tensor_parallel_size)],
+        }
+        for section, model in config.models.items()
+        if not model.device.startswith("cuda")
+    ]
 
 
 def _reader(word: Word) -> Any:

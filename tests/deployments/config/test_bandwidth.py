@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from deployments.config.bandwidth import bandwidth_notes
 from deployments.config.cluster import Cluster, Node
+from deployments.config.explain import bandwidth_notes
 from deployments.config.fit import ModelSizes
 from deployments.config.placement import placements_of
 from deployments.config.schema import AppConfig

@@ -1,24 +1,16 @@
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.model_files import check_models, resolve_folder, resolved
-from deployments.config.schema import (
-    AppConfig,
-    GrammarServiceConfig,
-    LinkConfig,
-    ModelConfig,
-    RouterConfig,
-)
+from deployments.config.reference import differing
+from deployments.config.schema import AppConfig
 from deployments.link.frames import MAX_FRAME_BYTES
 from models.config import Section
 from models.protocol.packed_logprobs import MAX_PACKED_BYTES
-from router.limits import SessionLimits, SpeculationLimits
 from tests.cases.model_folders import tree
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -213,6 +205,7 @@ def test_shipped_config_is_valid_for_serve_and_for_us(path: Path) -> None:
     for application in schema.applications:
         config = AppConfig.model_validate(application.args)
         assert config.router.model_name
+        assert differing(AppConfig, application.args) == application.args, "these are defaults"
         names = {deployment.name for deployment in application.deployments}
         assert names <= {"Router", "Target", "Draft", "Constraint"}
 
@@ -240,42 +233,6 @@ def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], comp
     tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
     with pytest.raises(ValueError, match=complaint):
         AppConfig.model_validate(tree)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "demo.yaml",
-        "concepts.yaml",
-        "smollm2.yaml",
-        "no-draft.yaml",
-        "heads.yaml",
-        "single-gpu.yaml",
-        "one-node.yaml",
-        "prod.yaml",
-    ],
-)
-def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
-    """Each with a comment: what is left to a default is not found by who looks for it."""
-    text = (CONFIGS / name).read_text()
-    [application] = yaml.safe_load(text)["applications"]
-    args = application["args"]
-    router = args["router"]
-    models: list[tuple[dict[str, Any], type[BaseModel]]] = [
-        (args["target"], ModelConfig),
-        (args["constraint"], GrammarServiceConfig),
-        (args["link"], LinkConfig),
-        (router["speculation"], SpeculationLimits),
-        (router["timeouts"], SessionLimits),
-    ]
-    for section, model in models:
-        assert set(section) == set(model.model_fields)
-        for key in section:
-            assert re.search(rf"^ *{key}: .* #", text, re.MULTILINE), key
-    for key in ("default_max_tokens", "max_tokens_limit", "max_choices", "max_logprob_entries"):
-        default = RouterConfig.model_fields[key].default
-        comment = rf"#.*(\n +#.*)*?default: {default}$"
-        assert re.search(rf"^ *{key}: {router[key]} +{comment}", text, re.MULTILINE), key
 
 
 def test_no_allowed_number_of_logprobs_makes_a_frame_too_long() -> None:

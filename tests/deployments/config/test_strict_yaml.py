@@ -78,7 +78,7 @@ def test_the_check_refuses_a_file_by_line(
 ) -> None:
     text = (ROOT / "configs" / "demo.yaml").read_text()
     path = tmp_path / "mine.yaml"
-    path.write_text(text.replace("  port: 8000", "  port: 8000\n  port: 01024", 1))
+    path.write_text(text.replace("  host: ", "  port: 8000\n  port: 01024\n  host: ", 1))
     assert main(["--check", str(path)]) == 1
     said = capsys.readouterr().err
     assert "mine.yaml: cannot be read: line " in said

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from deployments.config.keys import RENAMED
 from deployments.config.live_limits import (
     ADMISSION_HEADROOM,
     LIVE_KEYS,
@@ -19,10 +16,11 @@ from deployments.config.live_limits import (
     take_user_config,
     with_user_config,
 )
-from deployments.config.schema import AppConfig, RouterConfig
+from deployments.config.reference import keys_page
+from deployments.config.schema import RouterConfig
+from router.limits import SessionLimits, SpeculationLimits
 
 BASE = RouterConfig(model_name="m", tokenizer_path="t", max_model_len=64, max_sessions=10)
-PROD = Path(__file__).parents[3] / "configs" / "prod.yaml"
 
 
 def test_it_changes_what_it_names_and_nothing_else() -> None:
@@ -75,22 +73,6 @@ def test_what_is_wrong_is_named(changes: object, complaint: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_older_name_is_taken_and_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(RENAMED, "router.timeouts.draft_s", "draft_ms")
-    logger = logging.getLogger("ray.serve")
-    logger.addHandler(caplog.handler)
-    try:
-        config = with_user_config(BASE, {"timeouts": {"draft_s": 70}})
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert config.timeouts.draft_ms == 70
-    assert "router.timeouts.draft_s is an older name, it is draft_ms now" in caplog.text
-    with pytest.raises(ValueError, match=r"user_config: router\.timeouts\.draft_s is an"):
-        with_user_config(BASE, {"timeouts": {"draft_s": 70, "draft_ms": 70}})
-
-
 def test_all_faults_are_named_at_once() -> None:
     with pytest.raises(ValueError, match=r"'a'.*model_name.*'timeouts\.b'"):
         with_user_config(BASE, {"a": 1, "model_name": "x", "timeouts": {"b": 1}})
@@ -115,18 +97,11 @@ async def test_a_replica_that_serves_keeps_its_limits(caplog: pytest.LogCaptureF
     assert "Target: all stays as it was: user_config: only Router and Draft" in caplog.text
 
 
-def test_the_production_config_names_every_live_key() -> None:
-    text = PROD.read_text(encoding="utf-8")
-    [application] = yaml.safe_load(text)["applications"]
-    [router] = [d for d in application["deployments"] if d["name"] == "Router"]
-    config = AppConfig.model_validate(application["args"]).router
-    assert with_user_config(config, router["user_config"]) == config
-    comment = re.sub(r"\s*\n\s*#", "", text[text.index("user_config:") :].split("default: {}")[0])
-    for key in LIVE_KEYS[""]:
-        assert key in comment
-    fixed = set(type(config.speculation).model_fields) - LIVE_KEYS["speculation"]
+def test_what_decides_a_text_is_fixed_and_the_page_says_what_is_not() -> None:
+    [said] = re.findall(r"## `user_config` of Router\n\n(.*)\n", keys_page())
+    fixed = set(SpeculationLimits.model_fields) - LIVE_KEYS["speculation"]
     assert fixed == {"method", "verification"}
-    assert all(key in comment for key in fixed)
-    assert LIVE_KEYS["timeouts"] == set(type(config.timeouts).model_fields)
-    assert ADMISSION_HEADROOM == 2
-    assert "at most 2 times those of args" in comment
+    assert "all of `speculation` but `method` and `verification`, all of `timeouts`" in said
+    assert LIVE_KEYS["timeouts"] == set(SessionLimits.model_fields)
+    assert all(f"`{key}`" in said for key in LIVE_KEYS[""])
+    assert f"at most {ADMISSION_HEADROOM} times those of `args`" in said

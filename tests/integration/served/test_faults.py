@@ -17,7 +17,7 @@ from loadtest.client.streams import FaultLoad
 from loadtest.faults.campaign import Campaign, Fault, Outcome
 from loadtest.report.machine import ROOT
 from loadtest.service.parts import FaultService
-from loadtest.service.served import Config, served
+from loadtest.service.served import Config, section, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -42,9 +42,7 @@ class Result:
 
 def wait_long(config: Config) -> None:
     """New requests outwait the only target on a busy machine too: each is to have its text."""
-    [application] = config["applications"]
-    timeouts = application["args"]["router"]["timeouts"]
-    timeouts |= {"queue_wait_s": 180.0, "failover_s": 180.0}
+    section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ def targets_by_sessions(config: dict[str, Any]) -> None:
     """A second target above six sessions; back to one at four."""
     [application] = config["applications"]
     [target] = [d for d in application["deployments"] if d["name"] == "Target"]
-    del target["num_replicas"]
     target["graceful_shutdown_timeout_s"] = 120
     target["graceful_shutdown_wait_loop_s"] = 0.1  # every session that it waits for is seen
     target["autoscaling_config"] = {

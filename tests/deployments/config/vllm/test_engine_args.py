@@ -13,6 +13,7 @@ import yaml
 
 from deployments.config.__main__ import main
 from deployments.config.keys import put
+from deployments.config.reference import differing
 from deployments.config.schema import AppConfig
 from deployments.config.serve_file import read_serve_file
 from deployments.config.vllm.engine_args import engine_tree
@@ -155,8 +156,9 @@ def test_the_command_writes_a_file_that_is_checked_and_read(
     assert config.router.model_name == TARGET
     assert config.draft is not None
     assert not config.draft.enable_prefix_caching
-    assert path.read_text().startswith("# Made of vLLM's words; `serve run` takes it.\n")
-    assert "# tokens of prompt and completion together" in path.read_text()
+    assert path.read_text().startswith("# Made of vLLM's words; `serve run` takes it.")
+    [application] = served.tree["applications"]
+    assert differing(AppConfig, application["args"]) == application["args"], "these are defaults"
 
 
 def test_ranks_get_bundles_and_changes_are_made(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,10 +168,23 @@ def test_ranks_get_bundles_and_changes_are_made(capsys: pytest.CaptureFixture[st
     [application] = tree["applications"]
     AppConfig.model_validate(application["args"])
     assert application["args"]["router"]["max_sessions"] == 3
-    bundles = {
-        one["name"]: one.get("placement_group_bundles") for one in application["deployments"]
-    }
-    assert bundles["Target"] == [{"CPU": 1, "GPU": 1}] * 4
+    assert "deployments" not in application, "a bundle for each rank is what there is anyway"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--device", "cuda", "--gpu-memory-utilization", "0.7"], "gpu_memory_utilization"),
+        (["--kv-cache-memory-bytes", "1000000000"], "kv_cache_memory"),
+    ],
+)
+def test_a_cache_by_memory_is_written_alone(words: list[str], key: str, tmp_path: Path) -> None:
+    """A default that says the same in tokens must not stand beside it."""
+    path = tmp_path / "mine.yaml"
+    assert main(["--model", TARGET, *words, "--output", str(path)]) == 0
+    served = read_serve_file(path)
+    assert getattr(served.config.target, key) is not None
+    assert "kv_cache_tokens" not in path.read_text()
 
 
 @pytest.mark.parametrize(
