@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import sys
@@ -13,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import matrices
+from tests.harness.runs import matrices
+from tests.harness.runs.memory import resident_memory
+from tests.harness.runs.virtual_time import VirtualTimeLoop
 from tests.harness.serve_end import end_router_loop
-from tests.harness.virtual_time import VirtualTimeLoop
 
 # Configs name models of the hub: no test asks it. Those that have a hub of their own say so.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,7 +25,6 @@ if not Path("/proc/driver/nvidia").exists():
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 _MAX_RESIDENT_BYTES = 3 * 2**30  # of one process that runs all tests
-_GROWTH_BYTES = 2**28
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,38 +86,11 @@ def own_logging() -> None:
         logger.setLevel(logging.NOTSET)
 
 
-class _Memory:
-    """The process' resident memory, and the least that a test may leave of it."""
-
-    def __init__(self) -> None:
-        self._collected_bytes = self._resident_bytes()
-
-    @staticmethod
-    def _resident_bytes() -> int:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def after_a_test(self) -> int:
-        """Return the bytes held; where they grew, cycles of objects are collected first.
-
-        Python counts objects, not bytes: services that ended are in few, large ones.
-        """
-        held_bytes = self._resident_bytes()
-        if held_bytes > self._collected_bytes + _GROWTH_BYTES:
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
-            self._collected_bytes = held_bytes = self._resident_bytes()
-        return held_bytes
-
-
-_memory = _Memory()
-
-
 @pytest.fixture(autouse=True)
 def bounded_memory() -> Iterator[None]:
     """Fail the test after which this process holds more than the whole suite may need."""
     yield
-    held_bytes = _memory.after_a_test()
+    held_bytes = resident_memory.after_a_test()
     assert held_bytes < _MAX_RESIDENT_BYTES, f"the tests hold {held_bytes / 2**30:.1f} GiB by now"
 
 

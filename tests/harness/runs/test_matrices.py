@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.matrices import covering
+from tests.harness.runs.matrices import covering
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "no:xdist")
 MATRIX = [
     {"kind": kind, "rule": rule, "attention": attention, "only": 0}
@@ -69,7 +69,7 @@ def test_others(a, b):
     pass
 """
 CONFTEST = """
-from tests.harness import matrices
+from tests.harness.runs import matrices
 
 def pytest_addoption(parser):
     matrices.add_options(parser)
