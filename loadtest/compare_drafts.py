@@ -263,7 +263,7 @@ def _service(arguments: argparse.Namespace) -> Iterator[str]:
 
         def change(tree: Config) -> None:
             parts = tree["applications"][0]["args"]
-            spoiled = spoil(ROOT / parts["draft"]["model_path"], Path(folder), arguments.noise)
+            spoiled = _spoil(ROOT / parts["draft"]["model_path"], Path(folder), arguments.noise)
             parts["drafts"] = {_SPOILED: parts["draft"] | {"model_path": str(spoiled)}}
             # Repeated text is left to the draft models: rounds are then theirs alone.
             nothing_repeats = {"prompt_lookup_max": 0, "suffix_decoding_max_tree_depth": 0}
@@ -277,7 +277,7 @@ def _service(arguments: argparse.Namespace) -> Iterator[str]:
             yield service.base_url
 
 
-def spoil(source: Path, folder: Path, noise: float) -> Path:
+def _spoil(source: Path, folder: Path, noise: float) -> Path:
     """Make a copy of a checkpoint with noise in its weights, of a share of their own spread."""
     model = AutoModelForCausalLM.from_pretrained(source)
     generator = torch.Generator().manual_seed(0)

@@ -7,12 +7,6 @@ so with each folder of heads, each temperature and each number of draft rows. Dr
 long as the heads go, and trees. Other prompts show beforehand how often each rank is right. The run
 fails if a text depends on the way. Every number is a function of the weights, so it is the same on
 any machine.
-
-    python -m loadtest.trees --folders --noise 0 0.35 --output loadtest/results/trees-draft.json
-
-A draft model drafts a chain in an engine of its own, with candidates beside its tokens. It runs
-unchanged, and with noise in its weights, so that it is wrong more often. The noise is a share of
-their spread.
 """
 
 from __future__ import annotations
@@ -20,32 +14,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadtest.acceptance.rounds import EnginePair
 from loadtest.bench.claims import Claim
-from loadtest.compare_drafts import spoil
 from loadtest.report.machine import ROOT
 from loadtest.report.prompts import demo_prompts
 from loadtest.report.record import head, write_json
 from models.config import EngineConfig
-from models.costs.pass_times import PassTimes
-from models.engine.drafting.lengths import DraftLengths
-from models.engine.drafting.trees import DraftTrees, Shape, num_places
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
-from models.protocol.messages import Close, Open, Proposal, Sampling, Verdict, Verify
+from models.protocol.messages import Close, Open, Sampling, Verdict, Verify
 from models.protocol.token_sequence import EMPTY_HASH
-from router.drafters.kind import before_eos
 
 FOLDERS = ("models/demo/mtp", "models/demo/heads")
-DRAFT = "models/demo/draft"
 TEMPERATURES = (0.0, 1.0)
 NUM_ROWS = (2, 3, 4, 6, 8, 12)
 CHAIN, TREE = "chain", "tree"
@@ -178,79 +164,6 @@ def measure(
     return lines
 
 
-def draft_pair(folder: str, noise: float, work: Path) -> Path:
-    """Make a folder in `work` with the demo's target and a draft model with noise."""
-    pair = work / f"{Path(folder).name}-{noise:g}"
-    pair.mkdir()
-    (pair / "target").symlink_to(ROOT / _TARGET)
-    if noise == 0.0:
-        (pair / "draft").symlink_to(ROOT / folder)
-    else:
-        spoil(ROOT / folder, pair / "draft", noise)
-    return pair
-
-
-def places_of(shape: Shape) -> tuple[int, list[tuple[int, int]]]:
-    """Return the draft tokens of a tree's first path, and place and rank of nodes beside it."""
-    places: list[int] = []
-    for parent, _ in shape:
-        places.append(0 if parent < 0 else places[parent] + 1)
-    beside = [(place, rank) for place, (_, rank) in zip(places, shape, strict=True) if rank]
-    return num_places(shape), beside
-
-
-def measure_draft(
-    pair: EnginePair,
-    temperature: float,
-    num_rows: Sequence[int],
-    prompts: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
-    num_tokens: int,
-) -> list[dict[str, Any]]:
-    """`measure` with a draft model, which drafts all tokens of a chain and fewer of a tree.
-
-    Raises:
-        TextDiffers: a text depends on the number of rows or the way.
-    """
-    times, longest = PassTimes(), max(num_rows)
-    trees = DraftTrees(DraftLengths(longest, times), times, has_all_paths=False)
-    texts: dict[str, list[int]] = {}
-
-    def note(session_id: str, proposal: Proposal, tokens: list[int]) -> None:
-        pairs = zip(proposal.tokens, proposal.candidates, strict=True)
-        trees.note([[token, *beside] for token, beside in pairs], tokens)
-        texts.setdefault(session_id, []).extend(tokens)
-
-    def run(some: Sequence[Sequence[int]], shape: Shape) -> tuple[float, list[list[int]]]:
-        texts.clear()
-        k, beside = places_of(shape)
-        rounds = pair.run(some, Sampling(temperature=temperature), k, num_tokens, beside=beside)
-        counts = [1 + num_accepted for text in rounds for num_accepted in text]
-        return sum(counts) / len(counts), [
-            list(before_eos(text[:num_tokens], pair.eos_ids)) for text in texts.values()
-        ]
-
-    pair.on_round = note
-    run(prompts[0], chain_of(longest))
-    lines: list[dict[str, Any]] = []
-    expected: list[list[int]] | None = None
-    for rows in num_rows:
-        trees.fixed = rows
-        shapes = {CHAIN: chain_of(rows), TREE: trees.choose(1, longest)}
-        line: dict[str, Any] = {"temperature": temperature, "rows": rows}
-        for way, shape in shapes.items():
-            line[way], found = run(prompts[1], shape)
-            expected = expected or found
-            if found != expected:
-                raise TextDiffers(f"{way} of {rows} rows at temperature {temperature:g}")
-        lines.append(line | {"depth": num_places(shapes[TREE])})
-    return lines
-
-
-def chain_of(num_rows: int) -> Shape:
-    """Return the shape of a chain."""
-    return [(row - 1, 0) for row in range(num_rows)]
-
-
 def claims_of(lines: Sequence[dict[str, Any]]) -> list[Claim]:
     """Trees bring more than chains of as many rows."""
     return [
@@ -269,11 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Count from the command line."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="loadtest.trees", description=__doc__)
-    parser.add_argument("--folders", nargs="*", default=list(FOLDERS), help="of heads")
-    parser.add_argument("--draft", default=DRAFT, help="a draft model")
-    parser.add_argument(
-        "--noise", nargs="*", type=float, default=[], help="in its weights; a run for each"
-    )
+    parser.add_argument("--folders", nargs="+", default=list(FOLDERS), help="of heads")
     parser.add_argument("--temperatures", nargs="+", type=float, default=list(TEMPERATURES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(NUM_ROWS), help="of a draft")
     parser.add_argument("--prompts", type=int, default=64, help="counted; as many are learnt from")
@@ -293,38 +202,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines += [{"folder": folder} | line for line in found]
         for line in lines[-len(found) :]:
             print(json.dumps(line), flush=True)
-    for noise in arguments.noise:
-        lines += _with_draft(arguments, noise, halves)
     claims = claims_of(lines)
     for claim in claims:
         print(claim)
     result = head("python -m loadtest.trees", words, vars(arguments))
     records = [claim.record() for claim in claims]
     write_json(arguments.output, result | {"lines": lines, "claims": records})
-
-
-def _with_draft(
-    arguments: argparse.Namespace,
-    noise: float,
-    halves: tuple[list[list[int]], list[list[int]]],
-) -> list[dict[str, Any]]:
-    """Lines of the draft model with so much noise."""
-    name = arguments.draft + (f", noise {noise:g}" if noise else "")
-    lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as work:
-        pair = EnginePair(
-            draft_pair(arguments.draft, noise, Path(work)),
-            dtype=arguments.dtype,
-            batch=_BATCH,
-            max_model_len=_MAX_MODEL_LEN,
-            num_threads=arguments.threads,
-        )
-        for temperature in arguments.temperatures:
-            found = measure_draft(pair, temperature, arguments.rows, halves, arguments.tokens)
-            lines += [{"folder": name} | line for line in found]
-            for line in lines[-len(found) :]:
-                print(json.dumps(line), flush=True)
-    return lines
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from models.backoff import Backoff
 from models.config import PositiveFloat, PositiveInt, Section
-from models.protocol.messages import MAX_DRAFT_TOKENS, MAX_SIDE_TOKENS
+from models.protocol.messages import MAX_DRAFT_TOKENS
 from models.protocol.rules import COUPLED
 
 _LONGEST_PAUSE = 8  # times the first pause
@@ -158,12 +158,6 @@ class SpeculationLimits(Section):
         default=16,
         description="tokens of forced or repeated text, which cost no step, that a draft may have "
         "beside the k chosen live; of a fixed k they are a part; 0: none",
-    )
-    max_num_side_tokens: Annotated[int, Field(ge=0, le=MAX_SIDE_TOKENS)] = Field(
-        default=8,
-        description="tokens beside a draft model's draft of adaptive k, its next best at each "
-        "place, that the target verifies where they are worth their rows; on CPUs, outside "
-        "grammars, under coupled; 0: drafts are chains",
     )
     forced_text: bool = Field(
         default=True,

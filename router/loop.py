@@ -39,7 +39,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
         # Verify: one target pass over k + 1 positions, then `run_on` plain steps.
         watch.note_asked()
         verdicts = session.verifier.verify(
-            session.committed, asked.draft, max(0, run_on), asked.draft_probs, asked.side_tokens
+            session.committed, asked.draft, max(0, run_on), asked.draft_probs
         )
         async with guard.surviving_mask_loss(), aclosing(verdicts):
             async for verdict in verdicts:
@@ -66,7 +66,6 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                     taken.finish_reason,
                     details=details,
                     num_draft_tokens=verdict.num_own_drafted
-                    + verdict.num_side_drafted
                     + (len(asked.draft) if verdict.part == 0 else 0),
                 )
                 watch.note_emitted()
@@ -83,6 +82,6 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
 def _accepted(asked: Round, verdict: Verdict) -> list[int]:
     """Return the accepted tokens and the target's next token.
 
-    The accepted ones are of the draft and beside it, or of one of the target's own.
+    The accepted ones are of the draft, or of one of the target's own.
     """
-    return [*asked.draft[: verdict.num_accepted], *verdict.own, *verdict.side, verdict.token]
+    return [*asked.draft[: verdict.num_accepted], *verdict.own, verdict.token]

@@ -127,19 +127,12 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class StagedDrafter(Protocol):
-    """Drafts with a model that can verify a guess of its own draft, and rank what it says."""
+    """Drafts with a model that can verify a guess of its own draft."""
 
     async def propose_with(
-        self,
-        committed: TokenSequence,
-        num_draft_tokens: int,
-        guess: Sequence[int],
-        num_ranks: int = 1,
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
     ) -> Proposal:
         """Draft as `Drafter.propose`, the same tokens, in fewer steps where `guess` is right.
-
-        With `num_ranks` above 1 the proposal may have so many candidates for each place, the
-        drafted token among them.
 
         Raises:
             Unavailable: as `Drafter.propose`.
@@ -156,13 +149,11 @@ class Verifier(Protocol):
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None = None,
-        side_tokens: Sequence[tuple[int, int]] = (),
     ) -> AsyncGenerator[Verdict, None]:
         """Verify `draft` after the committed tokens, then up to `run_on` plain steps.
 
         The draft's tokens were sampled from `draft_probs`, if the rule needs them. Without them
-        each token counts as chosen for certain, which is right for prompt lookup. `side_tokens` are
-        (place, token) beside those of the draft; a target may leave them out.
+        each token counts as chosen for certain, which is right for prompt lookup.
 
         Yields the verdict on the draft (part 0), then one verdict for each plain step. The caller
         commits the tokens of a verdict before it asks for the next, and may stop early. The plain

@@ -55,10 +55,6 @@ class RoundLog:
             segments = (Segment(HEADS, verdict.num_own_drafted),)
             num_accepted = len(verdict.own)
         counted = tuple(_counted(segments, num_accepted))
-        if verdict.num_side_drafted and asked.side_tokens:
-            name = asked.drafter_at(asked.side_tokens[0][0]).name
-            side = DraftedSegment(name, verdict.num_side_drafted, len(verdict.side))
-            counted, num_accepted = (*counted, side), num_accepted + len(verdict.side)
         sources = [segment.drafter for segment in counted for _ in range(segment.num_accepted)]
         sources += [TARGET] * (1 + num_accepted - len(sources))  # more where it drew a whole text
         seen = verdict.inspection or Inspection()

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-import msgspec
-
 from models.costs.running_mean import running_mean
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from router.planning.adaptive import PlannedSession
@@ -46,8 +44,7 @@ class Segment:
 class Round:
     """The target's task in one round. `draft_probs` are those of exactly this draft.
 
-    `candidates` are beside its tokens, by place and rank; of them `side_tokens`, as (place, token),
-    are verified. `why` explains the plan, where the request asks for it.
+    `why` explains the plan, where the request asks for it.
     """
 
     plan: RoundPlan
@@ -55,18 +52,7 @@ class Round:
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
     segments: Sequence[Segment] = ()  # of the draft, in order
-    candidates: Sequence[Sequence[int]] = ()
-    side_tokens: Sequence[tuple[int, int]] = ()
     why: Explanation | None = None
-
-    def drafter_at(self, place: int) -> DrafterTraits:
-        """Return the drafter of the token at a place of the draft."""
-        end = 0
-        for segment in self.segments:
-            end += segment.num_tokens
-            if place < end:
-                return segment.drafter
-        raise ValueError(f"the draft has {len(self.draft)} tokens, none at place {place}")
 
 
 class RoundWatch:
@@ -153,7 +139,7 @@ class RoundWatch:
         """
         self.stats.add_verdict(self._since, verdict.timing)
         self._asked = asked
-        self._num_tokens += 1 + verdict.num_accepted + len(verdict.own) + len(verdict.side)
+        self._num_tokens += 1 + verdict.num_accepted + len(verdict.own)
         if verdict.num_own_drafted:
             own = [(HEADS.name, verdict.num_own_drafted)]
             self.stats.add_acceptance(own, len(verdict.own))
@@ -194,15 +180,10 @@ class RoundWatch:
         self._num_tokens, self._emit_ms = 0, 0.0
 
     def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
-        timing, num_side_rows = verdict.timing, verdict.timing.num_side_rows
-        num_drafted = verdict.num_own_drafted + verdict.num_side_drafted
-        num_drafted += 0 if verdict.part else len(asked.draft)
+        timing = verdict.timing
+        num_drafted = verdict.num_own_drafted + (0 if verdict.part else len(asked.draft))
         self.load = (max(0, timing.num_rows - 1 - num_drafted), max(1, timing.num_sessions))
-        if num_side_rows and not verdict.num_own_drafted:
-            is_news = self.costs.observe_side_rows(timing.num_rows, num_side_rows, timing.pass_ms)
-            timing = msgspec.structs.replace(timing, num_rows=timing.num_rows - num_side_rows)
-        else:
-            is_news = self.costs.observe_pass(timing.num_rows, timing.pass_ms)
+        is_news = self.costs.observe_pass(timing.num_rows, timing.pass_ms)
         if is_news and verdict.part == 0:  # one of each round says who else is there
             self.planner.observe_pass(timing)
 
@@ -212,15 +193,9 @@ class RoundWatch:
         self.stats.add_acceptance(
             [(segment.drafter.name, segment.num_tokens) for segment in asked.segments], num_accepted
         )
-        if verdict.num_side_drafted and asked.side_tokens:
-            drafter = asked.drafter_at(asked.side_tokens[0][0])
-            self.stats.add_side(drafter.name, verdict.num_side_drafted, len(verdict.side))
         # A drafted eos that the target samples too comes back as its token: it was right as well.
-        said = (*verdict.side, verdict.token)[0]
-        is_eos_right = num_accepted < len(draft) and draft[num_accepted] == said
+        is_eos_right = num_accepted < len(draft) and draft[num_accepted] == verdict.token
         num_right = num_accepted + is_eos_right
-        if not is_eos_right and num_accepted < len(asked.candidates):
-            self._observe_beside(asked, num_accepted, said)
         for segment in asked.segments:
             if segment.is_planned:
                 self.planner.observe(
@@ -229,15 +204,6 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # what follows was never looked at
                 return
-
-    def _observe_beside(self, asked: Round, place: int, said: int) -> None:
-        """Observe the candidates beside a wrong drafted token.
-
-        One of them may have been right.
-        """
-        if ids := asked.candidates[place]:
-            rank = ids.index(said) if said in ids else None
-            self.planner.observe_beside(asked.drafter_at(place), rank)
 
 
 def _num_common(guess: Sequence[int], drafted: Sequence[int]) -> int:

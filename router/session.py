@@ -20,7 +20,6 @@ from router.drafters.choice import (
     draft_models,
     draft_sampling,
     fixed_length,
-    max_side_tokens,
 )
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
@@ -314,14 +313,11 @@ class _Builder:
 
     def _terms(self) -> ChainTerms:
         """Return the terms of the session's chains; a fixed k is of all their tokens together."""
-        most = max_side_tokens(self._request, self._services.speculation, self._fixed)
         return ChainTerms(
             front=self._front(),
             max_tokens=self._max_draft_tokens(),
             max_free_tokens=self._num_free_tokens(),
             survival=lambda drafter, num: self._estimates[drafter.name].survival(num),
-            max_side_tokens=lambda: most if self._verifier.takes_trees else 0,
-            beside=lambda drafter: self._estimates[drafter.name].beside.rates(),
         )
 
     def _front(self) -> tuple[NamedFree, ...]:

@@ -67,13 +67,6 @@ class RoundStats:
         self._per_step_drafted.append(sum(num_drafted for _, num_drafted in segments))
         self._per_step_accepted.append(num_accepted)
 
-    def add_side(self, name: str, num_drafted: int, num_accepted: int) -> None:
-        """So many tokens of a drafter were verified beside the draft of the newest such round."""
-        self._drafted_by[name] += num_drafted
-        self._accepted_by[name] += num_accepted
-        self._per_step_drafted[-1] += num_drafted
-        self._per_step_accepted[-1] += num_accepted
-
     def add_guess(self, num_tokens: int, num_right: int) -> None:
         """Note that a drafter was sent so many tokens as a guess; `num_right` were right."""
         self._num_guessed += num_tokens

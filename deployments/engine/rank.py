@@ -215,7 +215,6 @@ class Rank:
             max_model_len=runner.max_model_len,
             batch_invariant=runner.batch_invariant,
             kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
-            takes_trees=runner.takes_trees,
         )
 
     # --- control group: any other thread

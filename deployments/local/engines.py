@@ -106,7 +106,6 @@ class LocalEngines:
             engine,
             epoch=_EPOCH,
             max_model_len=runner.max_model_len,
-            takes_trees=runner.takes_trees,
         )
 
     def _masks(self) -> LocalMaskSource:

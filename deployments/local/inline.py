@@ -41,14 +41,12 @@ class InlinePool:
         *,
         epoch: int,
         max_model_len: int,
-        takes_trees: bool,
     ) -> None:
         self.engine = engine
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="inline", public_key="", epoch=epoch),
             asker_key="inline",
             max_model_len=max_model_len,
-            takes_trees=takes_trees,
         )
         self._device = device
         self._sessions: set[str] = set()
@@ -110,13 +108,9 @@ class InlineDevice:
         self._lost: str | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def pool(
-        self, engine: Engine, *, epoch: int, max_model_len: int, takes_trees: bool = False
-    ) -> InlinePool:
+    def pool(self, engine: Engine, *, epoch: int, max_model_len: int) -> InlinePool:
         """Add a pool over a further engine, which comes after those before it."""
-        pool = InlinePool(
-            self, engine, epoch=epoch, max_model_len=max_model_len, takes_trees=takes_trees
-        )
+        pool = InlinePool(self, engine, epoch=epoch, max_model_len=max_model_len)
         self._pools.append(pool)
         return pool
 

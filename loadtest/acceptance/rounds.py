@@ -19,7 +19,6 @@ import msgspec
 from models.config import DtypeName, EngineConfig, QuantizationName
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
-from models.engine.drafting.trees import NUM_RANKS
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
@@ -66,9 +65,7 @@ class EnginePair:
         draft_quantization: of the draft, as `EngineConfig.quantization`.
 
     Attributes:
-        eos_ids: of the target.
         drafts_greedily: whether a draft has the draft model's likeliest tokens, not samples.
-        on_round: told of each round's session, proposal and tokens; proposals have candidates then.
     """
 
     def __init__(
@@ -94,13 +91,12 @@ class EnginePair:
             )
 
         target = runner("target")
-        self.eos_ids = target.eos_ids
+        self._eos_ids = target.eos_ids
         self._target = TargetEngine(target, NoMaskSource(), _EPOCH)
         self._draft = DraftEngine(runner("draft", draft_quantization), NoMaskSource(), _EPOCH)
         self._batch = batch
         self._ids = count()
         self.drafts_greedily = False
-        self.on_round: Callable[[str, Proposal, list[int]], None] | None = None
 
     def run(
         self,
@@ -109,12 +105,10 @@ class EnginePair:
         k: int,
         max_tokens: int,
         on_text: Callable[[], None] = lambda: None,
-        beside: Sequence[tuple[int, int]] = (),
     ) -> list[list[int]]:
         """Accepted tokens of each round of each prompt; prompt i is drawn with seed + i.
 
-        A text ends with the round in which it has an eos or at least `max_tokens`. With `beside`,
-        places and ranks from 1 on, these candidates are verified beside each draft.
+        A text ends with the round in which it has an eos or at least `max_tokens`.
 
         Raises:
             RuntimeError: an engine did not answer as it must.
@@ -130,7 +124,7 @@ class EnginePair:
                 running = [text for text in texts if not text.is_ended]
                 if not running:
                     break
-                self._round(running, seq, k, beside)
+                self._round(running, seq, k)
                 for text in running:
                     if self._has_ended(text, max_tokens):
                         self._close(text)
@@ -162,35 +156,29 @@ class EnginePair:
     def _has_ended(self, text: _Text, max_tokens: int) -> bool:
         new = text.committed.ids[-1 - text.accepted[-1] :]
         num_generated = len(text.committed) - text.prompt_len
-        return num_generated >= max_tokens or not set(self.eos_ids).isdisjoint(new)
+        return num_generated >= max_tokens or not set(self._eos_ids).isdisjoint(new)
 
-    def _round(
-        self, texts: list[_Text], seq: int, k: int, beside: Sequence[tuple[int, int]]
-    ) -> None:
-        num_ranks = NUM_RANKS if beside or self.on_round is not None else 1
+    def _round(self, texts: list[_Text], seq: int, k: int) -> None:
         for text in texts:
-            self._draft.submit(_propose(text, seq, k, num_ranks), None)
+            self._draft.submit(_propose(text, seq, k), None)
         proposals = _answers(self._draft, Proposal, [text.session_id for text in texts])
         for text in texts:
             proposal = proposals[text.session_id]
             if len(proposal.tokens) != k:
                 raise RuntimeError(f"{len(proposal.tokens)} of {k} drafted: {proposal.cut}")
-            self._target.submit(_verify(text, seq, proposal, beside), None)
+            self._target.submit(_verify(text, seq, proposal), None)
         verdicts = _answers(self._target, Verdict, [text.session_id for text in texts])
         for text in texts:
             verdict = verdicts[text.session_id]
-            proposal = proposals[text.session_id]
-            tokens = [*proposal.tokens[: verdict.num_accepted], *verdict.side, verdict.token]
+            drafted = proposals[text.session_id].tokens
             # The draft has the id of its last drafted token, but a message must bring one more.
             text.draft_len = len(text.committed) + verdict.num_accepted
-            text.committed.extend(tokens)
+            text.committed.extend([*drafted[: verdict.num_accepted], verdict.token])
             text.target_len = len(text.committed) - 1
-            text.accepted.append(len(tokens) - 1)
-            if self.on_round is not None:
-                self.on_round(text.session_id, proposal, tokens)
+            text.accepted.append(verdict.num_accepted)
 
 
-def _propose(text: _Text, seq: int, k: int, num_ranks: int) -> Propose:
+def _propose(text: _Text, seq: int, k: int) -> Propose:
     return Propose(
         session_id=text.session_id,
         epoch=_EPOCH,
@@ -200,11 +188,10 @@ def _propose(text: _Text, seq: int, k: int, num_ranks: int) -> Propose:
         tokens=text.committed.ids[text.draft_len :],
         num_draft_tokens=k,
         deadline_ms=_NO_DEADLINE_MS,
-        num_ranks=num_ranks,
     )
 
 
-def _verify(text: _Text, seq: int, proposal: Proposal, beside: Sequence[tuple[int, int]]) -> Verify:
+def _verify(text: _Text, seq: int, proposal: Proposal) -> Verify:
     return Verify(
         session_id=text.session_id,
         epoch=_EPOCH,
@@ -215,7 +202,6 @@ def _verify(text: _Text, seq: int, proposal: Proposal, beside: Sequence[tuple[in
         draft=proposal.tokens,
         run_on=0,
         draft_probs=proposal.draft_probs,
-        side_tokens=[(place, proposal.candidates[place][rank - 1]) for place, rank in beside],
     )
 
 

@@ -304,9 +304,7 @@ def name_of(k: int | None) -> str:
 def _pool(
     device: InlineDevice, engine: DraftEngine | TargetEngine, runner: ModelRunner
 ) -> InlinePool:
-    return device.pool(
-        engine, epoch=_EPOCH, max_model_len=runner.max_model_len, takes_trees=runner.takes_trees
-    )
+    return device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
 
 
 def make_request(

@@ -110,9 +110,7 @@ class Engines:
     def _pool(
         device: InlineDevice, engine: DraftEngine | TargetEngine, runner: ModelRunner
     ) -> InlinePool:
-        return device.pool(
-            engine, epoch=_EPOCH, max_model_len=runner.max_model_len, takes_trees=runner.takes_trees
-        )
+        return device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
 
     async def _answer(
         self,

@@ -243,9 +243,7 @@ class Engines:
         )
 
     def _pool(self, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> InlinePool:
-        return self._device.pool(
-            engine, epoch=_EPOCH, max_model_len=runner.max_model_len, takes_trees=runner.takes_trees
-        )
+        return self._device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
 
 
 def _lookup_limits(way: Way) -> SpeculationLimits:

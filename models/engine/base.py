@@ -337,13 +337,10 @@ class Engine(ABC):
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         """Take in what a pass took; first the times, which all the others read."""
         num_rows = sum(planned.num_pass_rows for planned in rows)
-        num_side_rows = sum(planned.num_side_rows for planned in rows)
         self._times.note(num_rows, duration_s, now)
         self._planner.note_pass(rows, duration_s)
         for planned in rows:
-            planned.job.end_pass(
-                duration_s, planned.num_pass_rows, num_rows, len(rows), num_side_rows
-            )
+            planned.job.end_pass(duration_s, planned.num_pass_rows, num_rows, len(rows))
         self._totals.note(rows, duration_s)
 
 

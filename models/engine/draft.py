@@ -11,8 +11,6 @@ all its rows: what equals the guess is drafted, and so is the first token that d
 behind a guess that is right throughout. Those are the tokens of as many single steps, for each is
 sampled from the same text with the same noise.
 
-A message may ask for candidates (`Propose.num_ranks`): what else is likely to stand at each place.
-
 A message may also ask for all of these rows at once (`Propose.replays`): what the model would have
 drafted along a text that is known.
 
@@ -120,7 +118,6 @@ class DraftEngine(Engine):
             deadline_s=now + message.deadline_ms / 1e3,
             guess=guess,
             replays=message.replays,
-            num_ranks=message.num_ranks,
             mask_wait_s=message.mask_wait_ms / 1e3 or None,
         )
         if length >= self._runner.max_model_len:
@@ -203,9 +200,6 @@ class DraftEngine(Engine):
         job.guess, job.num_logits = [], 1
         job.draft += said
         del job.draft_rows[len(job.draft) :]
-        if job.num_ranks > 1:  # steps of a chain name none
-            del job.candidates[len(job.draft) :]
-            job.candidates += [[]] * (len(job.draft) - len(job.candidates))
         job.steps_left -= num_right
         if token in session.opened.eos_ids:
             self._finish(session, job, "eos")
@@ -258,7 +252,6 @@ class DraftEngine(Engine):
                 timing=job.take_timing(self._clock()),
                 step_ms=(self._step_s or 0.0) * 1e3,
                 cut=cut,
-                candidates=[ids[1:] for ids in job.candidates],
             ),
         )
 

@@ -17,7 +17,7 @@ from models.device import fetch, to_device
 from models.protocol.messages import Sampling
 from models.protocol.parts import DraftTest, Inspection
 from models.sampling.draft_probs import draw_truncated
-from models.sampling.draws import draw_from_logits, rank_from_logits
+from models.sampling.draws import draw_from_logits
 from models.sampling.logits import adjust_logits, is_allowed, shaped_scores
 from models.sampling.penalties import RowCounts
 from models.sampling.token_rules import forbidden_ids, has_rules
@@ -69,7 +69,6 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
     """Sample a draft token in each row of each job; where its rule needs it, with its distribution.
 
     A job has one row, or one more than its guess has tokens: what follows the guess's first tokens.
-    Where candidates are wanted, the job gets those of each row, the token sampled first.
     `whole` [R, V] are the logits of all rows in order, if they are in one tensor.
     """
     if not jobs:
@@ -77,8 +76,7 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
     logits, parts = _adjusted(jobs, whole)
     truncated = [part for part in parts if needs_draft_probs(part.sampling)]
     whole_rows = [part for part in parts if not needs_draft_probs(part.sampling)]
-    sampled = _draw_rows(logits, [part for part in whole_rows if part.job.num_ranks == 1])
-    sampled |= _rank_rows(logits, [part for part in whole_rows if part.job.num_ranks > 1])
+    sampled = _draw_rows(logits, whole_rows)
     if truncated:
         tokens, rows = draw_truncated(
             shaped_scores(_select(logits, truncated), _samplings(truncated)),
@@ -257,25 +255,6 @@ def _draw_rows(logits: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
     for part in parts:
         sampled[part.first] = tokens[: part.num_rows]
         del tokens[: part.num_rows]
-    return sampled
-
-
-def _rank_rows(logits: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
-    """The same with candidates, which the jobs of `parts` get."""
-    if not parts:
-        return {}
-    ids = rank_from_logits(
-        _select(logits, parts),
-        _samplings(parts),
-        [part.position + i for part in parts for i in range(part.num_rows)],
-        max(part.job.num_ranks for part in parts),
-    )
-    ranked: list[list[int]] = fetch(ids)
-    sampled: dict[int, list[int]] = {}
-    for part in parts:
-        rows, ranked = ranked[: part.num_rows], ranked[part.num_rows :]
-        part.job.candidates += [row[: part.job.num_ranks] for row in rows]
-        sampled[part.first] = [row[0] for row in rows]
     return sampled
 
 

@@ -21,7 +21,6 @@ from models.engine.base import Engine
 from models.engine.choices.forks import Forks, Weighing
 from models.engine.choices.scoring import draw_choice
 from models.engine.drafting.own import Drafted, OwnDrafts
-from models.engine.drafting.trees import num_common
 from models.engine.jobs import Outgoing
 from models.engine.logprobs import note_logprobs
 from models.engine.notices import QUEUED_INTERVAL_S
@@ -37,7 +36,6 @@ from models.protocol.messages import (
     Verify,
 )
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
-from models.sampling.draft_tree import DraftTree, with_side_tokens
 from models.sampling.verification import (
     Acceptance,
     accept_in_tree,
@@ -119,7 +117,6 @@ class TargetEngine(Engine):
             num_logits=len(draft) + 1,
             steps_left=message.run_on,
             draft=draft,
-            tree=self._side_tree(session, message, draft),
             draft_rows=draft_rows[: len(draft)],
             drafts_itself=message.own_drafts and self.own_drafts is not None,
             inspection=Inspection() if message.inspects else None,
@@ -155,20 +152,6 @@ class TargetEngine(Engine):
         self._window.note_message(session.session_id, job.ready_s, job.num_logits)
         session.committed_len = length
         self._jobs.start(session, job)
-
-    def _side_tree(self, session: Session, message: Verify, draft: list[int]) -> DraftTree | None:
-        """The draft with the message's side tokens, where these can be verified; else None.
-
-        Masks are those of one path, and a rule that asks for distributions takes one draft.
-        """
-        opened = session.opened
-        if (
-            not self._runner.takes_trees
-            or opened.constraint is not None
-            or needs_draft_probs(opened.sampling)
-        ):
-            return None
-        return with_side_tokens(message.tokens[-1], draft, message.side_tokens, opened.eos_ids)
 
     def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
         """What the draft's tokens were sampled from; empty where the rule does not ask.
@@ -294,14 +277,13 @@ class TargetEngine(Engine):
         is_own = job.has_own_draft
         if is_own and self.own_drafts is not None:
             self.own_drafts.note(job, [*accepted, verdict.token])
-        num_first = num_common(job.draft, accepted)  # of the first path
         self._jobs.answer(
             session,
             Verdict(
                 session_id=session.session_id,
                 seq=job.seq,
                 part=job.part,
-                num_accepted=0 if is_own else num_first,
+                num_accepted=0 if is_own else verdict.num_accepted,
                 token=verdict.token,
                 is_last=is_last,
                 timing=job.take_timing(self._clock()),
@@ -310,8 +292,6 @@ class TargetEngine(Engine):
                 num_cached_tokens=session.take_cached_tokens(),
                 own=accepted if is_own else [],
                 num_own_drafted=job.num_drafted if is_own else 0,
-                side=[] if is_own else accepted[num_first:],
-                num_side_drafted=0 if is_own else job.num_side_rows,
                 inspection=job.inspection,
             ),
         )
@@ -368,7 +348,6 @@ class TargetEngine(Engine):
                 owner = self._forks.owner(planned.session)
                 num_own[owner] = num_own.get(owner, 0) + planned.num_rows
         num_rows = sum(planned.num_pass_rows for planned in rows)
-        num_side_rows = sum(planned.num_side_rows for planned in rows)
         for owner, num in num_own.items():
             if owner.job is not None:
-                owner.job.end_pass(duration_s, num, num_rows, len(rows), num_side_rows)
+                owner.job.end_pass(duration_s, num, num_rows, len(rows))

@@ -11,8 +11,6 @@ from itertools import chain
 
 from models.protocol.messages import (
     MAX_DRAFT_TOKENS,
-    MAX_RANKS,
-    MAX_SIDE_TOKENS,
     Choose,
     EngineQuestion,
     Open,
@@ -58,7 +56,7 @@ def complaint(message: EngineQuestion, opened: Open, *, num_input_ids: int, voca
     draft: list[int] = []
     match message:
         case Verify():
-            draft = [*message.draft, *(token for _, token in message.side_tokens)]
+            draft = message.draft
             reason = _verify_complaint(message)
         case Choose():
             draft = list(chain.from_iterable(message.choices))
@@ -95,16 +93,6 @@ def _verify_complaint(message: Verify) -> str:
         return f"run_on must not be negative, got {message.run_on}"
     if not 0 <= message.own_length <= MAX_DRAFT_TOKENS:
         return f"own_length must be within 0..{MAX_DRAFT_TOKENS}, got {message.own_length}"
-    return _side_complaint(message)
-
-
-def _side_complaint(message: Verify) -> str:
-    num_side, length = len(message.side_tokens), len(message.draft)
-    if num_side > MAX_SIDE_TOKENS:
-        return f"side_tokens must be at most {MAX_SIDE_TOKENS}, got {num_side}"
-    for place, _ in message.side_tokens:
-        if not 0 <= place < length:
-            return f"side_tokens must be beside the draft's {length} tokens, got place {place}"
     return ""
 
 
@@ -113,6 +101,4 @@ def _draft_complaint(message: Propose) -> str:
         return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
     if len(message.guess) > MAX_DRAFT_TOKENS:
         return f"guess must have at most {MAX_DRAFT_TOKENS} tokens, got {len(message.guess)}"
-    if not 1 <= message.num_ranks <= MAX_RANKS:
-        return f"num_ranks must be within 1..{MAX_RANKS}, got {message.num_ranks}"
     return ""

@@ -36,8 +36,6 @@ from models.protocol.rewards import RewardRefused, RewardScore, RewardScored
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
-MAX_SIDE_TOKENS = 64  # beside a draft's, which are rows of the same pass
-MAX_RANKS = 8  # candidates for a place of a draft
 Verification = str  # the name of one of `rules.RULES`
 Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
 
@@ -112,8 +110,6 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
 
     With `replays` the answer has the token that the model says after each token of `guess`, and
     before the first: each given those of the guess before it, whether they are its own or not.
-
-    With `num_ranks` above 1 the answer may have `candidates` as well, which cost no step.
     """
 
     session_id: str
@@ -126,7 +122,6 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     deadline_ms: float  # from arrival; then the answer is what has been drafted
     guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
     replays: bool = False
-    num_ranks: int = 1  # candidates for each place, its drafted token the first
     mask_wait_ms: float = 0.0  # for late masks, which then end the draft; 0: the engine's limit
 
 
@@ -139,10 +134,6 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
 
     An engine with heads may draft for those steps itself, where `own_drafts` allows it: then a step
     brings several tokens.
-
-    `side_tokens` are (place, token): what else may stand at that place of the draft, which ends
-    there then. They are left out where they cannot be verified (`LeaseGrant.takes_trees`), where
-    there is no room for their rows, under a constraint, and by rules that ask for distributions.
     """
 
     session_id: str
@@ -156,7 +147,6 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     draft_probs: DraftProbs | None = None  # if the rule needs them; None: each came for certain
     own_drafts: bool = False
     own_length: int = 0  # tokens of each of these, where they fit; 0: as many as pay
-    side_tokens: list[tuple[int, int]] = []
     inspects: bool = False  # verdicts are to have an `inspection`
 
 
@@ -175,9 +165,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
 
     `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
     the KV blocks it needs, which will pass.
-
-    `candidates`: for each place, where it was asked for and is known, the tokens that are likeliest
-    to stand there if the drafted one does not, the likeliest first.
     """
 
     session_id: str
@@ -187,7 +174,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     step_ms: float  # what one draft step costs now
     draft_probs: DraftProbs | None = None  # if the rule needs them
     cut: Cut = ""
-    candidates: list[list[int]] = []
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
@@ -199,9 +185,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 
     Of a draft that the engine made itself (`Verify.own_drafts`) `own` are the tokens accepted: they
     commit before `token`. It may have been a tree: `num_own_drafted` counts tokens of all paths.
-
-    `side` is the side token that was accepted behind these `num_accepted`, if any: it commits
-    before `token`. `num_side_drafted` were verified.
     """
 
     session_id: str
@@ -216,8 +199,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     num_cached_tokens: int = 0  # found in the prefix cache since the session's last verdict
     own: list[int] = []
     num_own_drafted: int = 0
-    side: list[int] = []
-    num_side_drafted: int = 0
     inspection: Inspection | None = None  # if the question wanted one
 
 

@@ -24,7 +24,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
     mask_ms: float = 0.0  # waiting for masks, beyond the passes
     num_rows: int = 0  # rows of the last pass, all sessions together
-    num_side_rows: int = 0  # of these, those of side paths of drafts, which take longer
     num_sessions: int = 0  # sessions in the last pass
 
 

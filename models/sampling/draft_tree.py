@@ -12,7 +12,7 @@ Row 0 is the last one before the draft. Rows that follow the row before them are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -53,33 +53,6 @@ class DraftTree:
     def path_tokens(self, row: int) -> list[int]:
         """Tokens of the draft up to a row's, without that of row 0."""
         return [self.tokens[each] for each in self.path(row)[1:]]
-
-
-def with_side_tokens(
-    anchor: int,
-    draft: Sequence[int],
-    side_tokens: Sequence[tuple[int, int]],
-    eos_ids: Collection[int] = (),
-) -> DraftTree | None:
-    """Return the tree of a draft and single tokens beside it; None if there are none.
-
-    Take the draft 5, 6 after the token 7, with (0, 9) and (1, 8) beside it. Then 9 follows 7, and 8
-    follows 5.
-
-    Args:
-        anchor: the token of row 0.
-        draft: the first path.
-        side_tokens: (place, token); what is there already, or beyond the draft, is left out.
-        eos_ids: left out as well: nothing follows them, so their rows say nothing.
-    """
-    tokens, parents = [anchor, *draft], list(range(-1, len(draft)))
-    known = set(enumerate(draft))
-    for place, token in side_tokens:
-        if place < len(draft) and token not in eos_ids and (place, token) not in known:
-            known.add((place, token))
-            tokens.append(token)
-            parents.append(place)
-    return DraftTree(tokens, parents) if len(tokens) > 1 + len(draft) else None
 
 
 def grow_tree(

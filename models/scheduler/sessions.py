@@ -66,7 +66,6 @@ class Job:
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
     replays: bool = False  # its answer is what is said in each row of the guess
-    num_ranks: int = 1  # candidates to name for each place of its draft
     drafts_itself: bool = False  # its plain steps may verify drafts of the engine's own
     has_own_draft: bool = False  # `draft` is one
     part: int = 0
@@ -83,7 +82,6 @@ class Job:
     pass_ms: float = 0.0
     mask_ms: float = 0.0
     num_rows: int = 0  # of its last pass, all sessions together
-    num_pass_side_rows: int = 0  # of these, those of side paths
     num_sessions: int = 0  # in its last pass
     num_rows_done: int = 0  # its own, of all its passes
 
@@ -102,17 +100,12 @@ class Job:
         return len(self.draft) if self.tree is None else len(self.tree) - 1
 
     def end_pass(
-        self,
-        duration_s: float,
-        num_own_rows: int,
-        num_rows: int,
-        num_sessions: int,
-        num_side_rows: int = 0,
+        self, duration_s: float, num_own_rows: int, num_rows: int, num_sessions: int
     ) -> None:
         """Note what that pass took and held, for this job and in all."""
         self.num_rows_done += num_own_rows
         self.pass_ms += duration_s * 1e3
-        self.num_rows, self.num_pass_side_rows = num_rows, num_side_rows
+        self.num_rows = num_rows
         self.num_sessions = num_sessions
 
     def take_timing(self, now: float) -> Timing:
@@ -123,7 +116,6 @@ class Job:
             pass_ms=self.pass_ms,
             mask_ms=self.mask_ms,
             num_rows=self.num_rows,
-            num_side_rows=self.num_pass_side_rows,
             num_sessions=self.num_sessions,
         )
         self.since_s, self.pass_ms, self.mask_ms = now, 0.0, 0.0

@@ -8,11 +8,6 @@ product of survivals is at least what a row of the pass must bring (`RoundPlan.m
     committed  ... {"name": |          front: `"Ada"` is all that the grammar allows
     draft      " Ada " | , "age | ": 3    front, then the draft model, then what followed before
 
-A draft model may name candidates beside its tokens. One of them is right only if all tokens before
-its place are and the drafted one there is not, and how often it is right then is known by its rank:
-those that are worth a row (`RoundPlan.min_side_survival`) are verified as side tokens, and the
-draft is a tree.
-
 Coupled verification takes any draft. Where drafts travel with the distributions that their tokens
 were sampled from, a free token's has that token alone: it was chosen for certain, given the text
 before it, which is what the rule asks (`models.sampling.verification`).
@@ -32,7 +27,6 @@ from router.rounds import Segment
 # Where no plan says what a row must bring. Where a row costs a twentieth of a pass, suffix decoding
 # is fastest on texts of SmolLM2 with 0.1 (0.3: 3% slower, 0.5: 9%); a row may cost more than that.
 LEAST_SURVIVAL = 0.3
-NUM_RANKS = 4  # candidates for a place, the drafted one among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +47,12 @@ class ChainTerms:
         max_free_tokens: of these, tokens of free drafters beside the planned ones.
         survival: for a drafter and a number of tokens: the probabilities that at least 1, 2, ...
             of its tokens are accepted.
-        max_side_tokens: beside the draft, as far as they can be verified now.
-        beside: for a drafter: how often each of the candidates beside a wrong token is right.
     """
 
     front: Sequence[NamedFree] = ()
     max_tokens: int = MAX_DRAFT_TOKENS
     max_free_tokens: int = 0
     survival: Callable[[DrafterTraits, int], Sequence[float]] = lambda _, num: (1.0,) * num
-    max_side_tokens: Callable[[], int] = lambda: 0
-    beside: Callable[[DrafterTraits], Sequence[float]] = lambda _: ()
 
 
 class Chain:
@@ -79,7 +69,6 @@ class Chain:
         survival: probability that at least 1, 2, ... of its tokens are accepted.
         segments: who drafted them.
         room: for so many tokens more.
-        candidates: beside its tokens by place, where a drafter named any.
     """
 
     def __init__(
@@ -95,8 +84,6 @@ class Chain:
         self._min_survival = min_survival
         self._probs: DraftProbs | None = None
         self._sampled = slice(0)  # the tokens that have them
-        self.candidates: list[list[int]] = []
-        self._beside: Sequence[float] = ()  # how often they are right, by rank
 
     @property
     def text(self) -> TokenSequence:
@@ -142,25 +129,8 @@ class Chain:
         )
         survival = self._terms.survival(drafter, num_tokens)
         self._add(Segment(drafter, num_tokens, is_planned=True), proposal.tokens, survival)
-        if proposal.candidates:
-            self.candidates = [[]] * num_before + proposal.candidates[:num_tokens]
-            self._beside = self._terms.beside(drafter)
         if proposal.cut == "eos":
             self.room = 0
-
-    def side_tokens(self, min_survival: float) -> list[tuple[int, int]]:
-        """Candidates that survive with at least that, the likeliest first: (place, token)."""
-        found: list[tuple[float, int, int]] = []
-        before = 1.0
-        for place, (ids, alive) in enumerate(zip(self.candidates, self.survival, strict=False)):
-            found += [
-                ((alive - before) * share, place, token)  # less how likely it is
-                for token, share in zip(ids, self._beside, strict=False)
-                if (before - alive) * share >= min_survival
-            ]
-            before = alive
-        most = self._terms.max_side_tokens()
-        return [(place, token) for _, place, token in sorted(found)[:most]]
 
     def _num_worth(self, draft: FreeDraft, most: int) -> int:
         before = self._alive()

@@ -14,7 +14,6 @@ import msgspec
 from models.heads.config import TargetHeads
 from models.protocol.errors import InvalidRequest
 from models.protocol.messages import Sampling
-from models.protocol.rules import RULES
 from router.drafters.heads import check_heads, heads_alone, names_heads
 from router.drafters.kind import DrafterKind
 from router.drafters.registry import drafters_of
@@ -146,22 +145,3 @@ def draft_sampling(request: GenerationRequest, allowed: SpeculationLimits) -> Sa
     method = request.speculation.draft_sample_method or allowed.draft_sample_method
     sampling = msgspec.structs.replace(request.sampling, num_logprobs=-1, num_prompt_logprobs=-1)
     return sampling if method != "greedy" else msgspec.structs.replace(sampling, temperature=0.0)
-
-
-def max_side_tokens(
-    request: GenerationRequest, allowed: SpeculationLimits, fixed: int | None
-) -> int:
-    """Tokens beside a draft model's drafts that a target may verify; 0: drafts are chains.
-
-    Masks are those of one path, and a rule that asks for distributions takes one draft.
-
-    Args:
-        request: what is generated.
-        allowed: the limits of the deployment.
-        fixed: k of the session, which its drafts are then measured by; None: it is chosen live.
-    """
-    sampling = request.sampling
-    needs_probs = sampling.temperature > 0 and RULES[sampling.verification].needs_draft_probs
-    if fixed is not None or request.grammar is not None or needs_probs:
-        return 0
-    return allowed.max_num_side_tokens

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.chain import LEAST_SURVIVAL, NUM_RANKS, Chain, ChainTerms
+from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
 from router.drafters.guesses import Guesses
 from router.drafters.rules import DraftRules
 from router.drafters.shadow import ShadowDraft
@@ -122,8 +122,6 @@ class Drafting:
             planned_at=planned_at,
             draft=chain.tokens,
             draft_probs=chain.draft_probs,
-            candidates=chain.candidates,
-            side_tokens=chain.side_tokens(plan.min_side_survival),
             segments=chain.segments,
             why=why,
         )
@@ -154,8 +152,7 @@ class Drafting:
         if num_tokens == 0:
             return
         guess, guess_ms = await self._guess(chain.text, num_tokens)
-        num_ranks = NUM_RANKS if self._terms.max_side_tokens() else 1
-        proposals = await self._drafters.propose(chain.text, num_tokens, guess, num_ranks)
+        proposals = await self._drafters.propose(chain.text, num_tokens, guess)
         for named in proposals:
             self._watch.note_proposal(
                 named.drafter, named.proposal, named.elapsed_ms, named.guess, guess_ms

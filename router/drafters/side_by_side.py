@@ -49,19 +49,15 @@ class _Place:
         return self._drafter
 
     async def propose(
-        self,
-        committed: TokenSequence,
-        num_draft_tokens: int,
-        guess: Sequence[int],
-        num_ranks: int,
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
     ) -> NamedProposal:
         drafter, asked_at = self.drafter(), time.perf_counter()
         sent: Sequence[int] = ()
         proposal: Proposal | None = None
         try:
-            if (guess or num_ranks > 1) and isinstance(drafter, StagedDrafter):
+            if guess and isinstance(drafter, StagedDrafter):
                 sent = guess
-                proposal = await drafter.propose_with(committed, num_draft_tokens, guess, num_ranks)
+                proposal = await drafter.propose_with(committed, num_draft_tokens, guess)
             else:
                 proposal = await drafter.propose(committed, num_draft_tokens)
         except Unavailable:  # lost just now: it rejoins by itself
@@ -144,11 +140,7 @@ class SessionDrafters:
                 yield NamedFree(place.traits, drafter)
 
     async def propose(
-        self,
-        committed: TokenSequence,
-        num_draft_tokens: int,
-        guess: Sequence[int] = (),
-        num_ranks: int = 1,
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int] = ()
     ) -> Sequence[NamedProposal]:
         """Ask one drafter after the other until one has tokens: only the last answer may have any.
 
@@ -158,7 +150,6 @@ class SessionDrafters:
             committed: the text so far.
             num_draft_tokens: most tokens of a draft, at least 1.
             guess: of the draft, for whoever can verify it; it changes no token.
-            num_ranks: candidates for each place, of whoever can rank them.
         """
         proposals: list[NamedProposal] = []
         free = {named.traits.name for named in self.free_drafters()}
@@ -166,7 +157,7 @@ class SessionDrafters:
         for index, place in enumerate(places):
             if not place.drafter().is_ready:
                 continue
-            named = await place.propose(committed, num_draft_tokens, guess, num_ranks)
+            named = await place.propose(committed, num_draft_tokens, guess)
             proposals.append(named)
             if named.proposal is not None and named.proposal.tokens:
                 for later in places[index + 1 :]:

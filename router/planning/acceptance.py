@@ -8,9 +8,6 @@ not have seen it for long. Then it takes the value of the position before, and f
 drafter's prior. So longer drafts look worth it again when short ones begin to be accepted.
 Positions from `_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail).
 
-If a drafted token is wrong, one of the candidates beside it may be right. The rate at which each of
-them is right, by its rank, is nearly the same at every place (`RankHits`).
-
 A drafter that copies has no draft if nothing repeats. The share of passes that get one is estimated
 in the same way, apart from its acceptance. Both together give the expected rows and tokens of a
 round.
@@ -28,9 +25,6 @@ _POOL_WEIGHT = 20.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _PRESENCE_WEIGHT = 20.0  # passes that a pool needs to outweigh that each has a draft
 _NUM_POSITIONS = 4
-# Prior rates of candidates beside a wrong token, by rank; the demo's draft model has (0.45, 0.13,
-# 0.12).
-_PRIOR_HITS = (0.4, 0.12, 0.06)
 
 
 class _Hazards:
@@ -68,40 +62,17 @@ class _Presence:
         self.had = keep * self.had + (num_missed == 0)
 
 
-class RankHits:
-    """The rate at which the candidate of each rank is right when the drafted token is wrong."""
-
-    def __init__(self) -> None:
-        self._num_wrong = _PRIOR_WEIGHT
-        self._hits = [_PRIOR_WEIGHT * share for share in _PRIOR_HITS]
-
-    def observe(self, rank: int | None) -> None:
-        """Note that a drafted token was wrong, and the rank of the right candidate, if any."""
-        self._num_wrong = _POOL_FORGETTING * self._num_wrong + 1.0
-        self._hits = [_POOL_FORGETTING * hits for hits in self._hits]
-        if rank is not None and rank < len(self._hits):
-            self._hits[rank] += 1.0
-
-    def rates(self) -> list[float]:
-        """Return the rates by rank, from the likeliest on; an absent rank is never right."""
-        return [hits / self._num_wrong for hits in self._hits]
-
-
 class AcceptancePool:
     """The observations of all sessions of one drafter and task class.
 
     Args:
         prior: acceptance per position before anything was observed.
-
-    Attributes:
-        beside: of candidates beside its drafts.
     """
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
         self._hazards = _Hazards(_POOL_FORGETTING)
         self._presence = _Presence(_POOL_FORGETTING)
-        self.beside = RankHits()
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Take in one round: `num_accepted` of `num_drafted` tokens were accepted."""
@@ -140,11 +111,6 @@ class AcceptanceEstimate:
             return
         self._hazards.observe(num_drafted, num_accepted)
         self._pool.observe(num_drafted, num_accepted)
-
-    @property
-    def beside(self) -> RankHits:
-        """The hit rates of candidates beside its drafts, in all sessions."""
-        return self._pool.beside
 
     def observe_presence(self, num_missed: int) -> None:
         """Note that a requested draft came (0), or how many passes the target made alone."""

@@ -237,10 +237,6 @@ class PlannedSession:
         self._estimates[drafter.name].observe(num_drafted, num_accepted)
         self._num_new += 1
 
-    def observe_beside(self, drafter: DrafterTraits, rank: int | None) -> None:
-        """Take in which candidate beside a wrong token was right; None: none of them."""
-        self._estimates[drafter.name].beside.observe(rank)
-
     def observe_pass(self, timing: Timing) -> None:
         """Take in how many sessions and rows were in a target pass."""
         if self._replica is not None and self._is_measured:

@@ -6,10 +6,8 @@ measured where rounds are planned (`measured.Overheads`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import median
 
 from models.costs.running_mean import running_mean
 from models.costs.table import CostTable
@@ -19,10 +17,6 @@ from router.ports import DrafterTraits
 # The cost of a further row of a draft pass before any was measured, in steps.
 _ROW_SHARE = 0.15
 _ROW_WEIGHT = 0.05  # of the newest measurement in their running mean
-# A row of a side path brings keys of its text along. On a CPU it takes 1.2 to 2.6 times as long as
-# another row.
-_SIDE_ROW_SHARE = 2.0  # of a row, before any was measured
-_NUM_SIDE_SAMPLES = 25
 
 
 @dataclass(slots=True)
@@ -76,7 +70,6 @@ class PassCosts:
         self._passes = CostTable()
         self._drafters: dict[str, _DrafterCosts] = {}
         self._newest_pass = (0, 0.0)
-        self._side_row_ms: deque[float] = deque(maxlen=_NUM_SIDE_SAMPLES)
 
     def is_known(self, drafter: DrafterTraits) -> bool:
         """Return whether passes and the steps of this drafter have been measured."""
@@ -92,26 +85,6 @@ class PassCosts:
         self._newest_pass = (num_rows, pass_ms)
         self._passes.observe(num_rows, pass_ms)
         return True
-
-    def observe_side_rows(self, num_rows: int, num_side_rows: int, pass_ms: float) -> bool:
-        """Take in a pass with rows of side paths, at least 1 of these `num_rows` rows.
-
-        Returns whether it is news.
-        """
-        if self._passes.is_empty:
-            return self.observe_pass(num_rows, pass_ms)
-        if (num_rows, pass_ms) == self._newest_pass or pass_ms <= 0.0:
-            return False
-        self._newest_pass = (num_rows, pass_ms)
-        more_ms = pass_ms - self.pass_ms(num_rows - num_side_rows)
-        self._side_row_ms.append(more_ms / num_side_rows)
-        return True
-
-    def side_row_ms(self, num_rows: float) -> float:
-        """Return the time that a row of a side path adds to a pass of `num_rows` others, lately."""
-        if not self._side_row_ms:
-            return _SIDE_ROW_SHARE * (self.pass_ms(num_rows + 1) - self.pass_ms(num_rows))
-        return max(0.0, median(self._side_row_ms))
 
     def observe_draft(
         self,

@@ -1,8 +1,5 @@
 """Explores: it decides when to try the other mode, and when to make shadow drafts.
 
-The time of side path rows is learnt along the way. Some rounds' drafts are chains, some have more
-side paths than pay.
-
 Both kinds of exploration cost time. Each pause is so long that the cost stays a given share of all
 time. For example every session lost 20 ms in a stretch, and 0.5% may be lost. Then the next stretch
 comes after 4 s. After a change of mode, when least is known, the first pauses are shorter.
@@ -10,11 +7,8 @@ comes after 4 s. After a change of mode, when least is known, the first pauses a
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from router.planning.costs import PassCosts
-from router.planning.joint import JointPlan
 from router.planning.round_plan import Mode
 
 if TYPE_CHECKING:
@@ -32,24 +26,6 @@ _LEAST_PRICE = 0.1  # of a shadow draft, for the router's own work
 _PRICE_SMOOTHING = 0.2
 _FIRST_TURNS = 8  # after a change of mode, that are paid for by the draft's own time alone
 _FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
-_CHAINS_EVERY = 16  # rounds; or nothing would be learnt of passes without side paths
-_TREES_EVERY = 64  # rounds; then side paths are worth twice as much as they are
-_TRIED_FOR = 0.5  # of their price
-
-
-def side_survival(plan: JointPlan | None, costs: PassCosts, round_number: int) -> float:
-    """Return the survival at which a token beside a draft is worth its row at the plan's rate.
-
-    Args:
-        plan: by which sessions draft; None: nothing is known of time, so none is worth it.
-        costs: of rows.
-        round_number: of all sessions of a replica, which are in step.
-    """
-    if plan is None or round_number % _CHAINS_EVERY == 0:
-        return math.inf
-    num_rows = len(plan.lengths) + sum(plan.lengths)
-    price = max(plan.min_survival, plan.tokens_per_ms * costs.side_row_ms(num_rows))
-    return price * (_TRIED_FOR if round_number % _TREES_EVERY == 1 else 1.0)
 
 
 class Stretches:

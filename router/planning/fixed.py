@@ -54,9 +54,6 @@ class FixedPlanner:
         A fixed length learns nothing, here and below.
         """
 
-    def observe_beside(self, drafter: DrafterTraits, rank: int | None) -> None:
-        """See `observe`."""
-
     def observe_shadow(self, num_drafted: int, num_matched: int, elapsed_ms: float) -> None:
         """See `observe`."""
 

@@ -30,7 +30,7 @@ import msgspec
 from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
-from router.planning.exploring import ShadowTurn, Stretches, side_survival
+from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
 from router.planning.measured import Lateness, Overheads, PlannerStats
 from router.planning.others import OthersEstimate
@@ -250,9 +250,6 @@ class ReplicaPlanner:
             is_typical=asked.is_typical and self._is_settled,
             is_stretch=self._stretches.is_on,
             min_survival=self._min_survival(plan),
-            min_side_survival=side_survival(
-                plan, self._costs, self.num_rounds // max(1, len(self.sessions))
-            ),
             promise=self._promises.get(mode),
         )
 

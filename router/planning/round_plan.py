@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 
 import msgspec
@@ -48,8 +47,6 @@ class RoundPlan(msgspec.Struct, frozen=True):
         is_missed: a draft was asked for, and none came.
         min_survival: a token that costs no step, of text that is copied or forced, is worth a row
             of the pass if it survives with at least that.
-        min_side_survival: the same of a token beside a draft, whose row takes longer; none is
-            worth one where nothing is known of time, and now and then, so that it stays known.
         mode: of the sessions that plan together; None: the round is in no common plan.
         promise: of the plan; None: not known.
         reason: why this k, in a word or two.
@@ -62,7 +59,6 @@ class RoundPlan(msgspec.Struct, frozen=True):
     is_stretch: bool = False
     is_missed: bool = False
     min_survival: float = 0.0
-    min_side_survival: float = math.inf
     mode: Mode | None = None
     promise: Promise | None = None
     reason: str = ""

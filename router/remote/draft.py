@@ -87,11 +87,7 @@ class RemoteDrafter:
         return await self.propose_with(committed, num_draft_tokens, ())
 
     async def propose_with(
-        self,
-        committed: TokenSequence,
-        num_draft_tokens: int,
-        guess: Sequence[int],
-        num_ranks: int = 1,
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
     ) -> Proposal:
         """See `ports.StagedDrafter.propose_with`."""
         if not self._is_caught_up:
@@ -99,9 +95,7 @@ class RemoteDrafter:
         try:
             async with asyncio.timeout(self._limits.draft_s):
                 deadline_s = _DEADLINE_SHARE * self._limits.draft_s
-                proposal = await self._propose(
-                    committed, num_draft_tokens, deadline_s, guess, num_ranks
-                )
+                proposal = await self._propose(committed, num_draft_tokens, deadline_s, guess)
         except TimeoutError:
             self._rejoin(self._has_come_back)
             limit_s = self._limits.draft_s
@@ -218,7 +212,6 @@ class RemoteDrafter:
         num_draft_tokens: int,
         deadline_s: float,
         guess: Sequence[int] = (),
-        num_ranks: int = 1,
     ) -> Proposal:
         await self._session.connect(self._limits.queue_wait_s)
         max_len = self._session.max_len
@@ -234,7 +227,6 @@ class RemoteDrafter:
             num_draft_tokens=num_draft_tokens,
             deadline_ms=deadline_s * 1e3,
             guess=list(guess),
-            num_ranks=num_ranks,
             mask_wait_ms=self._mask_wait_ms,
         )
         async with aclosing(self._session.exchange(committed, build)) as replies:

@@ -115,11 +115,6 @@ class EngineClient:
         grant = self._lease.grant
         return min((n for n in (grant.max_model_len, grant.kv_cache_tokens) if n > 0), default=0)
 
-    @property
-    def takes_trees(self) -> bool:
-        """Whether the replica verifies side tokens of drafts; not known without a lease."""
-        return self._lease is not None and self._lease.grant.takes_trees
-
     async def connect(self, timeout_s: float) -> None:
         """Hold a lease; the one there is, else a new one.
 

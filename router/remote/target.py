@@ -41,7 +41,6 @@ class RemoteVerifier:
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None = None,
-        side_tokens: Sequence[tuple[int, int]] = (),
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
         own_length = self._own_length()
@@ -52,7 +51,6 @@ class RemoteVerifier:
             draft_probs=draft_probs,
             own_drafts=own_length is not None,
             own_length=own_length or 0,
-            side_tokens=list(side_tokens),
             inspects=self._inspects,
         )
         while True:
@@ -63,7 +61,7 @@ class RemoteVerifier:
                     async for reply in replies:
                         verdict = _verdict(reply)
                         # Its cache has all but the newest token: the next row writes that one's KV.
-                        num_committed += verdict.num_accepted + len(verdict.own) + len(verdict.side)
+                        num_committed += verdict.num_accepted + len(verdict.own)
                         self._session.agreed_len = num_committed + verdict.part
                         self._recovery.note_answer()
                         num_yielded += 1
@@ -97,11 +95,6 @@ class RemoteVerifier:
     def replica(self) -> str:
         """Which replica the session is on, by its link's address and epoch; "" for none."""
         return self._session.replica
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether that replica verifies side tokens of drafts."""
-        return self._session.takes_trees
 
     async def _connect(self) -> None:
         while not self._session.is_connected:

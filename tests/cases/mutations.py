@@ -74,7 +74,6 @@ def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -
             tokens=prompt,
             num_draft_tokens=3,
             deadline_ms=50.0,
-            num_ranks=rng.choice([1, 4]),
         ),
         Verify(
             **header,
@@ -84,7 +83,6 @@ def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -
             draft=draft,
             run_on=2,
             draft_probs=rng.choice([None, probs]),
-            side_tokens=rng.choice([[], [(0, 5), (2, 7)]]),
         ),
         Close(session_id=session_id, epoch=epoch),
     ]

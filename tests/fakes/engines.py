@@ -340,7 +340,6 @@ class Client:
     patience_ticks: int = 30
     own_drafts: bool = False
     own_length: int = 0
-    num_ranks: int = 1  # candidates for each place; those beside the draft are verified as well
     committed: TokenSequence = field(init=False)
     proposals: list[Proposal] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -402,11 +401,9 @@ class Client:
             self._verify([])
             return
         header = self._draft.header(self.committed)
-        self._draft.send(
-            Propose(**header, num_draft_tokens=k, deadline_ms=1e6, num_ranks=self.num_ranks)
-        )
+        self._draft.send(Propose(**header, num_draft_tokens=k, deadline_ms=1e6))
 
-    def _verify(self, draft: list[int], candidates: Sequence[list[int]] = ()) -> None:
+    def _verify(self, draft: list[int]) -> None:
         self._parts, self._num_parts = {}, 0
         header = self._target.header(self.committed)
         self._target.send(
@@ -416,7 +413,6 @@ class Client:
                 run_on=self.run_on(),
                 own_drafts=self.own_drafts,
                 own_length=self.own_length,
-                side_tokens=[(place, one) for place, ids in enumerate(candidates) for one in ids],
             )
         )
         self._drafted = draft
@@ -431,7 +427,7 @@ class Client:
         if isinstance(reply, Proposal):
             self.proposals.append(reply)
             self._draft.agreed_len = len(self.committed) + max(len(reply.tokens) - 1, 0)
-            self._verify(list(reply.tokens), reply.candidates)
+            self._verify(list(reply.tokens))
         else:
             assert isinstance(reply, Failed)
             self.failures.append(reply)
@@ -451,8 +447,7 @@ class Client:
             verdict = self._parts.pop(self._num_parts)
             self._num_parts += 1
             self.verdicts.append(verdict)
-            drafted = self._drafted[: verdict.num_accepted]
-            tokens = [*drafted, *verdict.own, *verdict.side, verdict.token]
+            tokens = [*self._drafted[: verdict.num_accepted], *verdict.own, verdict.token]
             self._drafted = []
             self._target.agreed_len = len(self.committed) + len(tokens) - 1
             self._commit(tokens)

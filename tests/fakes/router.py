@@ -101,7 +101,6 @@ class ScriptedVerifier:
         self._num_own = num_own
         self.rounds: list[tuple[int, int]] = []
         self.draft_probs: list[DraftProbs | None] = []  # of each round
-        self.side_tokens: list[Sequence[tuple[int, int]]] = []  # of each round
         self.is_closed = False
         self._eos_at = eos_at
         self._end_parts_after = end_parts_after
@@ -115,18 +114,14 @@ class ScriptedVerifier:
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None = None,
-        side_tokens: Sequence[tuple[int, int]] = (),
     ) -> AsyncGenerator[Verdict, None]:
         self.rounds.append((len(draft), run_on))
         self.draft_probs.append(draft_probs)
-        self.side_tokens.append(side_tokens)
         ids = list(committed.ids)
         accepted = 0
         while accepted < len(draft) and draft[accepted] == self._next(ids):
             ids.append(draft[accepted])
             accepted += 1
-        side = [self._next(ids)] if (accepted, self._next(ids)) in side_tokens else []
-        ids += side
         for part in range(run_on + 1):
             if self._end_parts_after is not None and part > self._end_parts_after:
                 return
@@ -146,8 +141,6 @@ class ScriptedVerifier:
                 timing=TIMING,
                 own=own,
                 num_own_drafted=len(own) + 1 if own else 0,
-                side=side if part == 0 else [],
-                num_side_drafted=len(side_tokens) if part == 0 else 0,
             )
             await asyncio.sleep(0)
 

@@ -99,7 +99,6 @@ class Run:
 
     texts: list[tuple[int, ...]] = field(default_factory=list)
     first_stood: list[bool] = field(default_factory=list)
-    num_side: int = 0  # tokens accepted beside drafts
 
 
 def run_sessions(
@@ -109,16 +108,12 @@ def run_sessions(
     num_sessions: int,
     *,
     is_target_masked: bool = True,
-    num_ranks: int = 1,
 ) -> Run:
-    """Sessions with the seeds 0, 1, ..., in rounds of up to k draft tokens.
-
-    With `num_ranks` above 1 candidates beside them are verified as well.
-    """
+    """Sessions with the seeds 0, 1, ..., in rounds of up to k draft tokens."""
     run = Run()
     for first in range(0, num_sessions, _BATCH):
         seeds = range(first, min(first + _BATCH, num_sessions))
-        _run_batch(run, case, rule, (k, num_ranks), seeds, is_target_masked=is_target_masked)
+        _run_batch(run, case, rule, k, seeds, is_target_masked=is_target_masked)
     return run
 
 
@@ -126,7 +121,7 @@ def _run_batch(
     run: Run,
     case: Case,
     rule: Verification,
-    size: tuple[int, int],
+    k: int,
     seeds: range,
     *,
     is_target_masked: bool,
@@ -149,18 +144,16 @@ def _run_batch(
         draft.submit(opened, seed)
     for seq in range(1, NUM_TOKENS + 1):
         open_seeds = [seed for seed, text in texts.items() if not _is_done(case, text)]
-        proposals = _propose(draft, case, seq, open_seeds, texts, size)
+        proposals = _propose(draft, case, seq, open_seeds, texts, k)
         for seed in open_seeds:
             proposal = proposals[seed]
             message = verifying(str(seed), seq, texts[seed], proposal.tokens, proposal.draft_probs)
-            side = [(i, token) for i, ids in enumerate(proposal.candidates) for token in ids]
-            target.submit(msgspec.structs.replace(message, side_tokens=side), seed)
+            target.submit(message, seed)
         for seed, verdict in answers(target).items():
             assert isinstance(verdict, Verdict), verdict
-            accepted = [*proposals[seed].tokens[: verdict.num_accepted], *verdict.side]
+            accepted = proposals[seed].tokens[: verdict.num_accepted]
             texts[seed] += [*accepted, verdict.token]
-            run.num_side += len(verdict.side)
-            if seq == 1 and size[0] > 0:  # an eos that stands is the verdict's own token
+            if seq == 1 and k > 0:  # an eos that stands is the verdict's own token
                 first = (*accepted, verdict.token)[0]
                 run.first_stood.append(first == proposals[seed].tokens[0])
     for text in texts.values():
@@ -228,7 +221,6 @@ class _Looked:
 
     tokens: list[int]
     draft_probs: None = None
-    candidates: Sequence[list[int]] = ()
 
 
 def _propose(
@@ -237,14 +229,12 @@ def _propose(
     seq: int,
     seeds: Sequence[int],
     texts: dict[int, list[int]],
-    size: tuple[int, int],
+    k: int,
 ) -> dict[int, Proposal] | dict[int, _Looked]:
-    k, num_ranks = size
     if case.is_certain or k == 0:
         return {seed: _Looked(certain_draft(texts[seed], k)) for seed in seeds}
     for seed in seeds:
-        message = proposing(str(seed), seq, texts[seed], k)
-        engine.submit(msgspec.structs.replace(message, num_ranks=num_ranks), seed)
+        engine.submit(proposing(str(seed), seq, texts[seed], k), seed)
     proposals: dict[int, Proposal] = {}
     for seed, proposal in answers(engine).items():
         assert isinstance(proposal, Proposal), proposal

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 from starlette.applications import Starlette
 
 from deployments.api.health import HealthProbe
@@ -198,9 +197,6 @@ async def local_service(
         epoch=1,
         max_model_len=max_model_len,
         kv_cache_tokens=pool.num_blocks * pool.block_size,
-    )
-    target_pool.grant = msgspec.structs.replace(
-        target_pool.grant, takes_trees=target_runner.takes_trees
     )
     draft = draft_pool = None
     if draft_path is not None:

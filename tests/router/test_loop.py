@@ -188,7 +188,7 @@ class MaskLosingVerifier(ScriptedVerifier):
         super().__init__()
         self.losses = losses
 
-    async def verify(self, committed, draft, run_on, draft_probs=None, side_tokens=()):  # type: ignore[no-untyped-def]
+    async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
         if self.losses > 0:
             self.losses -= 1
             raise MaskUnavailable("scripted")
@@ -228,7 +228,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
     """The engine answers it as its own token, so that nothing can follow it."""
 
     class EosVerifier(ScriptedVerifier):
-        async def verify(self, committed, draft, run_on, draft_probs=None, side_tokens=()):  # type: ignore[no-untyped-def]
+        async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
             yield Verdict(
                 session_id="s",
                 seq=1,

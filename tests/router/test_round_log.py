@@ -143,22 +143,6 @@ def test_nobody_asks() -> None:
     assert RoundLog().of(asked(), verdict(2), taken(3)) is None
 
 
-@pytest.mark.parametrize("side", [[], [77]])
-def test_tokens_beside_a_draft_are_told_as_a_part_of_their_own(side: list[int]) -> None:
-    """Behind two forced tokens and the model's first: what the token after them is from."""
-    of = dataclasses.replace(asked(), side_tokens=[(3, 77), (3, 78)])
-    said = msgspec.structs.replace(verdict(3), side=side, num_side_drafted=2)
-    details = told(RoundLog(RoundStats()), of, said, taken(4 + len(side)))
-    parts = [(one.drafter, one.num_tokens, one.num_accepted) for one in details.round.segments]
-    assert parts == [
-        *(("forced", 2, 2), ("draft_model", 3, 1), ("suffix", 2, 0)),
-        ("draft_model", 2, len(side)),
-    ]
-    model = ["draft_model"] * (1 + len(side))
-    assert [origin.source for origin in details.origins] == ["forced"] * 2 + model + [TARGET]
-    assert details.round.num_tokens == 4 + len(side)
-
-
 def test_a_test_is_told_of_what_may_be_named_and_a_token_of_what_its_grammar_allowed() -> None:
     """Copied text that was rejected is another client's, maybe; so are its probabilities."""
     tests = [

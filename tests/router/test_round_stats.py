@@ -31,14 +31,3 @@ def test_each_segment_of_a_draft_is_counted_by_name() -> None:
     assert stats.num_accepted_by == {"front": 3, "draft_model": 3, "suffix": 1}
     assert stats.per_step_drafted == (9, 5)
     assert stats.per_step_accepted == (6, 1)
-
-
-def test_tokens_beside_a_draft_count_with_its_round() -> None:
-    rounds = RoundStats()
-    rounds.add_acceptance([("draft_model", 3), ("suffix", 2)], 1)
-    rounds.add_side("draft_model", 4, 1)
-    stats = rounds.snapshot()
-    assert stats.num_drafted_by == {"draft_model": 7, "suffix": 2}
-    assert stats.num_accepted_by == {"draft_model": 2, "suffix": 0}
-    assert stats.per_step_drafted == (9,)
-    assert stats.per_step_accepted == (2,)

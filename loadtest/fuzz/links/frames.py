@@ -84,10 +84,7 @@ def _engine_message(rng: random.Random, epoch: int, session_id: str) -> Any:
     if kind is Propose:
         num_draft = rng.choice((1, 4, 8, 0, -1, 100))
         deadline_ms = rng.choice((0.0, 50.0, -1.0, 1e9))
-        num_ranks = rng.choice((1, 1, 4, 0, -1, 2**40))
-        return Propose(
-            **head, num_draft_tokens=num_draft, deadline_ms=deadline_ms, num_ranks=num_ranks
-        )
+        return Propose(**head, num_draft_tokens=num_draft, deadline_ms=deadline_ms)
     if kind is Choose:
         texts = [random_ids(rng, rng.randint(1, 9)) for _ in range(rng.randint(1, 12))]
         return Choose(**head, choices=rng.choice((texts, texts, [*texts, []], [[-1]], [[2**33]])))
@@ -101,7 +98,6 @@ def _engine_message(rng: random.Random, epoch: int, session_id: str) -> Any:
         draft=rng.choice(([], random_ids(rng, 4), random_ids(rng, 90), [-5], [2**33])),
         run_on=rng.choice((0, 1, 30, -1, 10**6)),
         draft_probs=probs if rng.random() < 0.3 else None,
-        side_tokens=rng.choice(([], [], [(0, 5), (1, 6)], [(-1, 5)], [(9, 2**33)], [(0, 1)] * 99)),
     )
 
 

@@ -58,7 +58,6 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "compare-drafts": _of("compare-drafts", drafters.compare_drafts),
     "smollm2-heads": _of("smollm2-heads", drafters.kinds_with_heads),
     "trees": _of("trees", drafters.trees),
-    "trees-draft": _of("trees-draft", drafters.trees),
     "constrained": _of("constrained", speed.claims),
     "overhead": _of("overhead", speed.claims),
     "staged-349m": _of("staged-349m", drafters.staged),

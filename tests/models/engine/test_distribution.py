@@ -55,17 +55,6 @@ def test_coupled_follows_the_target(name: str) -> None:
     assert run_sessions(CASES[name], "coupled", 1, 300).texts == run.texts[:300]
 
 
-@pytest.mark.parametrize("name", MODEL_CASES)
-def test_with_tokens_beside_drafts_it_does_as_well(name: str) -> None:
-    run = run_sessions(CASES[name], "coupled", 3, NUM_SESSIONS, num_ranks=4)
-    assert (
-        p_value(run.texts, exact_distribution(distribution_checkpoint("target"), CASES[name]))
-        > 1e-3
-    )
-    assert run.texts == run_of(name, "coupled", 3).texts
-    assert (run.num_side > NUM_SESSIONS // 10) != CASES[name].is_masked
-
-
 @pytest.mark.parametrize("name", ["plain", "penalties", "mask"])
 def test_without_drafts_both_rules_give_the_same_texts(name: str) -> None:
     texts = run_sessions(CASES[name], "rejection", 0, 300).texts

@@ -19,7 +19,6 @@ from models.sampling import draft_probs, verification
 from models.sampling.noise import DOMAIN_DRAFT, DOMAIN_TEST, DOMAIN_TOKEN
 from models.sampling.penalties import TokenHistory
 from tests.cases.distribution import CASES, Case, exact_distribution, p_value
-from tests.cases.wrong_trees import take_any_leaf
 from tests.harness.distribution_engines import distribution_checkpoint, run_sessions
 
 Patch = pytest.MonkeyPatch
@@ -141,15 +140,3 @@ def test_a_target_without_masks_is_seen() -> None:
 @pytest.mark.parametrize("case", [LIKELY_ZERO, TWO_TOKENS], ids=["likely-zero", "two-tokens"])
 def test_nothing_is_seen_where_nothing_is_broken(case: Case) -> None:
     assert p_of(case, 1) > 1e-3
-
-
-def test_a_token_beside_a_draft_that_the_target_did_not_sample_is_seen(
-    monkeypatch: Patch,
-) -> None:
-    def p_with_side_tokens() -> float:
-        run = run_sessions(PLAIN, "coupled", 2, NUM_SESSIONS, num_ranks=3)
-        return p_value(run.texts, exact_distribution(distribution_checkpoint("target"), PLAIN))
-
-    assert p_with_side_tokens() > 1e-3
-    take_any_leaf(monkeypatch)
-    assert p_with_side_tokens() < 1e-6

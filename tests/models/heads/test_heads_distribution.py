@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from models.engine.drafting.lengths import DraftLengths
+from models.engine.drafting.side_paths import SidePaths
 from models.engine.drafting.trees import DraftTrees, Shape
 from models.protocol.messages import Verification
+from models.scheduler.sessions import Job, Session
 from tests.cases.distribution import CASES, exact_distribution, p_value
 from tests.cases.models.eagle3 import early, write_eagle3
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
 from tests.cases.models.mtp import repeating, write_mtp
+from tests.cases.wrong_trees import take_any_leaf
 from tests.harness.distribution_engines import (
     distribution_checkpoint,
     run_by_heads,
@@ -68,3 +72,29 @@ def test_the_targets_distribution(
     assert not all(run.first_stood)
     if rule == "coupled":  # each text too
         assert run.texts[:300] == run_sessions(CASES[name], rule, 0, 300).texts
+
+
+def test_a_token_of_a_tree_that_the_target_did_not_sample_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
+    monkeypatch.setattr(DraftTrees, "choose", lambda self, num_sessions, length: SHAPES["tree"])
+    heads = write_new(tmp_path, residuals(_WIDTH))
+    num_beside, take = 0, SidePaths.take
+
+    def noted(self: SidePaths, session: Session, job: Job, rows: Sequence[int]) -> None:
+        nonlocal num_beside
+        num_beside += rows[-1] != len(rows) - 1
+        take(self, session, job, rows)
+
+    monkeypatch.setattr(SidePaths, "take", noted)
+
+    def p_of_trees() -> float:
+        run = run_by_heads(CASES["plain"], "coupled", NUM_SESSIONS, heads)
+        exact = exact_distribution(distribution_checkpoint("target"), CASES["plain"])
+        return p_value(run.texts, exact)
+
+    assert p_of_trees() > 1e-3
+    assert num_beside > NUM_SESSIONS // 10, "hardly a side path was accepted"
+    take_any_leaf(monkeypatch)
+    assert p_of_trees() < 1e-6

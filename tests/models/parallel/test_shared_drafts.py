@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from models.checkpoint.memory_estimate import memory_estimate
 from models.config import EngineConfig
-from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.protocol.messages import Sampling
@@ -34,14 +33,9 @@ from tests.fakes.engines import (
     Client,
     Link,
     ScriptedMasks,
-    make_runner,
     random_prompt,
-    reference_greedy,
-    tiny_checkpoint,
 )
 from tests.harness.rank_processes import SharedEngine, shared_engine
-from tests.models.engine.drafting.test_side_tokens import NUM_TOKENS as NUM_SIDE
-from tests.models.engine.drafting.test_side_tokens import clients_of, num_side, num_verified
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.matrix]
 
@@ -335,30 +329,6 @@ def test_a_head_that_ranks_cannot_share_is_refused_by_its_size(
     refused = pytest.raises(RuntimeError, match=re.escape(refusal))
     with refused, shared_engine("target", 4, target, **LIMITS, heads=heads):
         pass
-
-
-def test_side_tokens_of_a_draft_model_are_those_of_one_process() -> None:
-    """Text, and what is accepted beside the drafts, where nothing drafts in the target."""
-    counts, texts = [], []
-    for size in (1, 2):
-        with shared_engine("target", size, tiny_checkpoint(noise=0.0), **LIMITS) as engine:
-            draft = DraftEngine(make_runner(noise=0.08), ScriptedMasks(), EPOCH)
-            to_target, to_draft = Link(engine), Link(draft)  # type: ignore[arg-type]
-            clients = clients_of(to_target, to_draft, SAMPLINGS["greedy"])
-            for _ in range(MAX_TICKS // 10):
-                replies = to_draft.tick(), to_target.tick()
-                for client in clients:
-                    client.on_replies(*replies)
-            assert all(client.is_done for client in clients)
-            texts.append([client.text for client in clients])
-            counts.append((num_verified(clients), num_side(clients)))
-            engine.check_blocks()
-    assert texts[1] == texts[0]
-    for client in clients:  # the reference ends with an eos
-        expected = reference_greedy(client.prompt, NUM_SIDE)
-        assert client.text[: len(expected)] == expected
-    assert counts[1] == counts[0]
-    assert counts[0][1] > 5
 
 
 def test_a_killed_follower_fails_the_step(target: Path, tmp_path: Path) -> None:

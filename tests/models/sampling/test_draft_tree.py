@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from models.sampling.draft_tree import DraftTree, grow_tree, with_side_tokens
+from models.sampling.draft_tree import DraftTree, grow_tree
 from models.sampling.verification import Acceptance, accept_in_tree, accept_matching
 
 EOS = 99
@@ -73,19 +73,3 @@ def test_a_shape_becomes_a_tree_of_its_candidates() -> None:
     cut = grow_tree(7, shape, [[None, 9], [6, 8], [4, 3]])
     assert cut == DraftTree([7, 9, 6], [-1, 0, 1])
     assert cut.first_path == [9, 6]
-
-
-def test_side_tokens_are_leaves_beside_a_draft() -> None:
-    tree = with_side_tokens(7, [5, 6], [(0, 9), (1, 8), (0, 4)])
-    assert tree == DraftTree([7, 5, 6, 9, 8, 4], [-1, 0, 1, 0, 1, 0])
-    assert tree.first_path == [5, 6]
-    assert tree.segments == [range(3), range(3, 4), range(4, 5), range(5, 6)]
-    assert tree.path_tokens(4) == [5, 8]
-
-
-def test_side_tokens_that_say_nothing_are_left_out() -> None:
-    """What is there already, what is beyond a draft that was cut, and ends of the text."""
-    assert with_side_tokens(7, [5, 6], []) is None
-    assert with_side_tokens(7, [5, 6], [(0, 5), (1, 6), (2, 3), (0, EOS)], {EOS}) is None
-    assert with_side_tokens(7, [], [(0, 5)]) is None
-    assert with_side_tokens(7, [5], [(0, 4), (0, 4)]) == DraftTree([7, 5, 4], [-1, 0, 0])

@@ -75,12 +75,7 @@ class Planned(FixedPlanner):
         self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
     ) -> RoundPlan:
         k = 0 if drafter is None else min(self._num_draft_tokens, max_draft_tokens)
-        return RoundPlan(
-            k,
-            self._run_on,
-            min_survival=self.min_survival,
-            min_side_survival=self.min_survival,
-        )
+        return RoundPlan(k, self._run_on, min_survival=self.min_survival)
 
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
         self.seen.append((drafter.name, num_drafted, num_accepted))

@@ -102,17 +102,3 @@ def test_passes_without_a_draft_are_counted_apart_from_what_became_of_drafts() -
     newcomer = AcceptanceEstimate(pool)
     assert newcomer.presence == pytest.approx(pool.presence)
     assert 0.2 < newcomer.presence < 0.5
-
-
-def test_candidates_beside_a_wrong_token_are_known_by_rank() -> None:
-    pool = AcceptancePool(PRIOR["free"])
-    before = AcceptanceEstimate(pool).beside.rates()
-    assert before == sorted(before, reverse=True)
-    assert sum(before) < 1.0
-    rng = random.Random(1)
-    for _ in range(1000):
-        AcceptanceEstimate(pool).beside.observe(rng.choice([0, 0, 0, 0, 1, 1, 2, None, None, 7]))
-    assert pool.beside.rates() == pytest.approx([0.4, 0.2, 0.1], abs=0.07)
-    for _ in range(1000):
-        pool.beside.observe(None)
-    assert max(AcceptanceEstimate(pool).beside.rates()) < 0.02

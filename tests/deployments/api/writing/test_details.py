@@ -103,7 +103,7 @@ def check(details: dict[str, Any], text: str, logprobs: list[float] | None) -> N
         kinds = {"plain": num_drafted == 0, "bonus": 0 < num_drafted == num_accepted}
         assert kinds.get(each["last"], num_accepted < num_drafted)
         own = [token["origin"] for token in tokens if token["round"] == each["round"]]
-        accepted = Counter[str]()  # a drafter has another part for tokens beside its draft
+        accepted = Counter[str]()  # of all parts of a drafter
         for part in each["drafted"]:
             accepted[part["drafter"]] += part["num_accepted"]
         assert all(own.count(drafter) <= right for drafter, right in accepted.items())

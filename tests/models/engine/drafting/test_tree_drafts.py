@@ -20,9 +20,11 @@ from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.kv.block_pool import BlockTable
 from models.protocol.messages import Sampling
+from models.sampling.draft_tree import DraftTree
 from models.scheduler.sessions import Job, Session
 from tests.cases.models.medusa import NUM_HEADS
 from tests.cases.models.mtp import PlainMtp, mtp_weights, write_mtp
+from tests.cases.wrong_trees import take_any_leaf
 from tests.fakes.engines import (
     EPOCH,
     Client,
@@ -313,13 +315,41 @@ def test_what_side_paths_leave_is_found_in_the_prefix_cache(kind: str, oracle: O
     assert engine.load().prefix_hits > 100
 
 
-def test_keys_of_the_wrong_path_are_seen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deliberate mistake: the accepted path's tokens are kept with the first path's keys."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_side_paths_cannot_be_computed_drafts_are_chains(
+    kind: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on pages of a GPU."""
     plain = plain_texts(make_runner(), SAMPLED)
+    made = runner(kind)
+    monkeypatch.setattr(type(made.backend), "stores_shared_rows", False)
+    remember(oracle, plain)
+    clients = clients_of(Link(TargetEngine(made, NoMaskSource(), EPOCH)), SAMPLED, own_drafts=True)
+    assert run_clients(clients) == plain
+    assert oracle.num_side_tokens == 0
+    assert any(verdict.own for client in clients for verdict in client.verdicts)
+
+
+def with_keys_of_the_first_path(patch: pytest.MonkeyPatch) -> None:
     adopt = BlockTable.adopt
-    monkeypatch.setattr(
+    patch.setattr(
         BlockTable, "adopt", lambda self, first, ids: adopt(self, len(self.block_ids), [])
     )
+
+
+def with_noise_of_another_position(patch: pytest.MonkeyPatch) -> None:
+    path = DraftTree.path_tokens
+    patch.setattr(DraftTree, "path_tokens", lambda tree, row: path(tree, row)[:-1])
+
+
+@pytest.mark.parametrize(
+    "mistake", [with_keys_of_the_first_path, with_noise_of_another_position, take_any_leaf]
+)
+def test_a_mistake_is_seen(
+    mistake: Callable[[pytest.MonkeyPatch], None], oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = plain_texts(make_runner(), SAMPLED)
+    mistake(monkeypatch)
     made = runner("medusa", enable_prefix_caching=False)
     assert tree_texts(oracle, made, SAMPLED, plain) != plain
 
