@@ -118,16 +118,22 @@ def test_a_draft_model_is_swapped_under_streams(swapping: Swapping, tmp_path: Pa
     [second] = swapping.pids()
     swapping.check_streams()
 
-    # Not there, and of other words: refused, whoever serves goes on.
-    for folder in (tmp_path / "nothing", other_words(tmp_path / "words")):
+    # Not there, of other words, cut off: refused by what a check reads, and the old one serves on.
+    refused = (
+        tmp_path / "nothing",
+        other_words(tmp_path / "words"),
+        broken(tmp_path / "broken"),
+    )
+    for folder in refused:
         swapping.ask_for({"model_path": str(folder)})
         until(lambda: swapping.value("outrider:draft_swap_refused") == 1.0, "not refused")
         assert swapping.pids() == {second}
         swapping.ask_for({"model_path": str(DEMO / "target")})
         until(lambda: swapping.value("outrider:draft_swap_refused") == 0.0, "still refused")
 
-    # Its weights cannot be read: dropped.
-    swapping.ask_for({"model_path": str(broken(tmp_path / "broken")), "promote": "now"})
+    # It says less of the texts: dropped.
+    less = shutil.copytree(DEMO / "draft", tmp_path / "less")
+    swapping.ask_for({"model_path": str(less), "compare_answers": 6})
     until(lambda: swapping.is_in("dropped"), "not dropped")
     until(lambda: swapping.pids() == {second}, "it was not freed")
     swapping.check_streams()
