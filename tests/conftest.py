@@ -90,7 +90,7 @@ def own_logging() -> None:
 def bounded_memory() -> Iterator[None]:
     """Fail the test after which this process holds more than the whole suite may need."""
     yield
-    held_bytes = resident_memory.after_a_test()
+    held_bytes = resident_memory.after_a_test(_MAX_RESIDENT_BYTES)
     assert held_bytes < _MAX_RESIDENT_BYTES, f"the tests hold {held_bytes / 2**30:.1f} GiB by now"
 
 
