@@ -139,6 +139,7 @@ class LocalEnginePool:
             max_model_len=max_model_len,
             kv_cache_tokens=kv_cache_tokens,
         )
+        self.engine = engine
         self._port = _LocalPort()
         self._loop = EngineLoop(engine, self._port, idle_timeout_s=idle_timeout_s)
         self._places = asyncio.Semaphore(max_sessions)

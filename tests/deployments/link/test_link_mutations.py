@@ -233,6 +233,13 @@ async def test_an_engine_still_answers_after_thousands_of_broken_frames(kind: st
             if number % 2:
                 loop.tick()
                 await asyncio.sleep(0)
+        async with asyncio.timeout(WAIT_S):  # the peer's connection may stand later than the other
+            while (
+                server.num_dropped_frames <= NUM_FRAMES // 10
+                or loop.stats().num_steps <= NUM_FRAMES // 20
+            ):
+                loop.tick()
+                await asyncio.sleep(0)
         loop.admit("healthy")
         prompt = [3, 1, 4, 1, 5]
         channel.send(opening("healthy", Sampling(), len(prompt)))
@@ -244,8 +251,6 @@ async def test_an_engine_still_answers_after_thousands_of_broken_frames(kind: st
                 loop.tick()
                 await asyncio.sleep(0)
         assert isinstance(await receiving, Proposal if kind == "draft" else Verdict)
-        assert server.num_dropped_frames > NUM_FRAMES // 10
-        assert loop.stats().num_steps > NUM_FRAMES // 20
     finally:
         peer.close()
         await links.close()

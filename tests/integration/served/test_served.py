@@ -338,9 +338,9 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         ["response_format", "nonsense"],
     ),
     "bad pattern": (
-        {"structured_outputs": {"regex": "ab(?=c)"}},
+        {"structured_outputs": {"regex": "ab(?<=c)"}},
         400,
-        ["structured_outputs.regex", "no text matches"],  # it asks for more behind its end
+        ["structured_outputs.regex", "position 2", "look-behind"],
     ),
     "bad choice": (
         {"structured_outputs": {"choice": ["a", "a"]}},
