@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import matrices
+from tests.harness.runs import cores, matrices
 from tests.harness.runs.memory import resident_memory
 from tests.harness.runs.virtual_time import VirtualTimeLoop
 from tests.harness.serve_end import end_router_loop
@@ -32,6 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     matrices.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads how many processes there are to be
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite on both cores."""
+    cores.use_both(config)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> cores.OneRay:
+    """Keep the tests that start Ray in one of the processes."""
+    return cores.OneRay(config, log)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Fix which combinations this run and its workers have."""
     matrices.begin(config)
@@ -44,8 +55,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(trylast=True)  # what -k and -m leave is sampled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out combinations that a sample does without."""
+    """Leave out combinations that a sample does without, and begin with the longest."""
     matrices.sample(config, items)
+    cores.order(items)
 
 
 def pytest_collection_finish() -> None:

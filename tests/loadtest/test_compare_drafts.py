@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
 import pytest
 
-from loadtest.compare_drafts import Compared, Report, difference, interval, main
+from loadtest.compare_drafts import Compared, Report, difference, interval
 
 
 def report(better_by: float, count: int) -> Report:
@@ -59,16 +57,3 @@ def test_what_was_foretold_wrongly_is_seen() -> None:
         Compared(one.drafter, one.foretold, one.real + 0.5, one.round_ms) for one in found.answers
     ]
     assert [claim.is_met for claim in found.claims] == [True, False, False]
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_command_finds_the_draft_model_with_noise_in_it(tmp_path: Path) -> None:
-    output = tmp_path / "found.json"
-    words = ["--answers", "16", "--noise", "0.6", "--output", str(output)]
-    assert main(words) == 0
-    found = json.loads(output.read_text())
-    assert set(found["drafts"]) == {"draft_model", "spoiled"}
-    assert found["paired"]["low"] > 0
-    assert sum(one["num_drafted"] for one in found["drafts"].values()) == 16

@@ -5,9 +5,7 @@ one text, and it answers over HTTP. Skipped where it has not been fetched; `.ci/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from loadtest.kinds import read_prompts
@@ -16,7 +14,6 @@ from models.text.tokenizer import Tokenizer
 from router.limits import SpeculationLimits
 from tests.harness.greedy_references import Reference, count_differences, generated
 from tests.harness.local import LocalService, local_service, make_request
-from tests.harness.served_demo import ServedDemo, served_demo
 
 NUM_PROMPTS = 40
 NUM_TOKENS = 16
@@ -109,33 +106,3 @@ async def test_a_seed_gives_one_text() -> None:
             seeded = [text(service, 0, seed, k) for seed in SEEDS]
             together = await asyncio.gather(*seeded, *others)
             assert together[:2] == [expected[0, seed] for seed in SEEDS]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[ServedDemo]:
-    with served_demo("smollm2.yaml") as service:
-        yield service
-
-
-@pytest.mark.ray
-def test_it_answers_over_http(served: ServedDemo) -> None:
-    # Every token of the answer is likelier than the next by more than bfloat16 rounds.
-    question = "What is the capital of Japan?"
-    for speculation in ({"enabled": False}, {"k": 5}, {}):
-        answer = httpx.post(
-            f"{served.base_url}/v1/chat/completions",
-            json={
-                "model": "smollm2-135m-instruct",
-                "messages": [{"role": "user", "content": question}],
-                "temperature": 0,
-                "max_tokens": 32,
-                "speculation": speculation,
-            },
-            timeout=60,
-        ).json()
-        [choice] = answer["choices"]
-        assert choice["message"]["content"] == "The capital of Japan is Tokyo."
-        assert choice["finish_reason"] == "stop"
-    log = served.log()
-    assert f"ready at {served.base_url} - try: curl" in log
-    assert "batch_invariant True" in log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -9,13 +10,41 @@ import pytest
 from tests.harness.served_demo import ServedDemo, served_demo
 
 
+class _HeldDemo:
+    """The demo from the first test that asks for it to the last one in a row."""
+
+    def __init__(self) -> None:
+        self._service: ServedDemo | None = None
+        self._until = contextlib.ExitStack()
+
+    def get(self) -> ServedDemo:
+        if self._service is None:
+            self._service = self._until.enter_context(served_demo())
+        return self._service
+
+    def end(self) -> None:
+        self._service = None
+        self._until.close()
+
+
+_held = _HeldDemo()
+
+
 @pytest.fixture(scope="session")
-def demo() -> Iterator[ServedDemo]:
+def held() -> Iterator[_HeldDemo]:
+    """Also where a run is cut short nothing is left behind."""
+    yield _held
+    _held.end()
+
+
+@pytest.fixture
+def demo(held: _HeldDemo) -> ServedDemo:
     """configs/demo.yaml under `serve run`; tests leave it whole, or wait until it is."""
-    with served_demo() as service:
-        yield service
+    return held.get()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Its tests come last, because it ends with the run: one Ray cluster at a time."""
-    items.sort(key=lambda item: "demo" in getattr(item, "fixturenames", ()))
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the demo where the next test does not use it: one Ray cluster at a time."""
+    if nextitem is None or "demo" not in getattr(nextitem, "fixturenames", ()):
+        _held.end()
