@@ -7,93 +7,119 @@ them once; engines count sessions.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import dataclass
 
 from deployments.engine.loop import LoopStats
-from deployments.serve.instruments import LEASES, Meters, Totals
+from deployments.serve.instruments import LEASES, Meters
+from deployments.serve.metrics import Metric, Table, counter, gauge
 from models.engine.load import EngineLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStart:
+    """The result of an engine's start."""
+
+    batch_invariant: bool = False
+    num_graphs: int = 0
+    graph_bytes: int = 0
+
+
+AT_START: tuple[Metric[EngineStart], ...] = (
+    gauge(
+        "outrider:cuda_graphs",
+        "Graphs that passes are replayed from; 0: none, as on a CPU",
+        lambda start: start.num_graphs,
+    ),
+    gauge(
+        "outrider:cuda_graph_bytes",
+        "Memory of the graphs, on the rank where it is most",
+        lambda start: start.graph_bytes,
+    ),
+    gauge(
+        "outrider:batch_invariant",
+        "1: the self-test at start found the same bits for every way of batching",
+        lambda start: start.batch_invariant,
+    ),
+)
+METRICS: tuple[Metric[EngineLoad], ...] = (
+    gauge(
+        "vllm:kv_cache_usage_perc",
+        "Share of the KV blocks that sessions hold; 1: all",
+        lambda load: load.kv_use,
+    ),
+    gauge(
+        "outrider:sessions_running",
+        "Sessions being computed, which hold KV blocks",
+        lambda load: load.num_running,
+    ),
+    gauge(
+        "outrider:sessions_waiting",
+        "Sessions that wait for KV blocks to be computed",
+        lambda load: load.num_waiting,
+    ),
+    gauge(
+        "outrider:waiting_tokens",
+        "Prompt tokens that running and waiting sessions have ahead",
+        lambda load: load.num_waiting_tokens,
+    ),
+    counter(
+        "vllm:prefix_cache_queries",
+        "Tokens looked for in the prefix cache",
+        lambda load: load.prefix_queries,
+    ),
+    counter(
+        "vllm:prefix_cache_hits",
+        "Tokens found in the prefix cache",
+        lambda load: load.prefix_hits,
+    ),
+    counter(
+        "outrider:prefix_cache_evictions",
+        "Blocks the prefix cache lost to others",
+        lambda load: load.prefix_evictions,
+    ),
+    counter(
+        "vllm:num_preemptions",
+        "Times a session lost its KV blocks to others",
+        lambda load: load.num_preemptions,
+    ),
+    counter("outrider:passes", "Forward passes", lambda load: load.num_passes),
+    counter(
+        "outrider:pass_seconds",
+        "Time in forward passes: its rate is the busy share",
+        lambda load: load.passes_s,
+    ),
+    counter(
+        "outrider:pass_rows",
+        "Rows (tokens) computed, by what for",
+        lambda load: {("prefill",): load.num_prefill_rows, ("decode",): load.num_decode_rows},
+        "purpose",
+    ),
+)
 
 
 class EngineMeters:
     """The instruments of one replica of Target or Draft."""
 
     def __init__(self, meters: Meters) -> None:
-        self._meters = meters
+        self.text = meters.text
         self._leases = meters.gauge(*LEASES)
-        self._kv_use = meters.gauge(
-            "vllm:kv_cache_usage_perc", "Share of the KV blocks that sessions hold; 1: all"
-        )
-        self._running = meters.gauge(
-            "outrider:sessions_running", "Sessions being computed, which hold KV blocks"
-        )
-        self._waiting = meters.gauge(
-            "outrider:sessions_waiting", "Sessions that wait for KV blocks to be computed"
-        )
-        self._waiting_tokens = meters.gauge(
-            "outrider:waiting_tokens", "Prompt tokens that running and waiting sessions have ahead"
-        )
-        self._graphs = meters.gauge(
-            "outrider:cuda_graphs", "Graphs that passes are replayed from; 0: none, as on a CPU"
-        )
-        self._graph_bytes = meters.gauge(
-            "outrider:cuda_graph_bytes", "Memory of these graphs, on the rank where it is most"
-        )
-        self._batch_invariant = meters.gauge(
-            "outrider:batch_invariant",
-            "1: the self-test at start found the same bits for every way of batching",
-        )
-        rows = meters.counter(
-            "outrider:pass_rows", "Rows (tokens) computed, by what for", ["purpose"]
-        )
-        plain = {
-            "prefix_queries": meters.counter(
-                "vllm:prefix_cache_queries", "Tokens looked for in the prefix cache"
-            ),
-            "prefix_hits": meters.counter(
-                "vllm:prefix_cache_hits", "Tokens found in the prefix cache"
-            ),
-            "prefix_evictions": meters.counter(
-                "outrider:prefix_cache_evictions", "Blocks the prefix cache lost to others"
-            ),
-            "num_preemptions": meters.counter(
-                "vllm:num_preemptions", "Times a session lost its KV blocks to others"
-            ),
-            "num_passes": meters.counter("outrider:passes", "Forward passes"),
-            "passes_s": meters.counter(
-                "outrider:pass_seconds", "Time in forward passes: its rate is the busy share"
-            ),
-        }
-        self._totals = Totals(
-            {key: (counter, {}) for key, counter in plain.items()}
-            | {
-                "num_prefill_rows": (rows, {"purpose": "prefill"}),
-                "num_decode_rows": (rows, {"purpose": "decode"}),
-            }
-        )
+        self._start = Table(meters, AT_START)
+        self._load = Table(meters, METRICS)
+        self.describe(EngineStart())
         self.update(EngineLoad(), 0)
 
     def update(self, load: EngineLoad, num_leases: int) -> None:
         """Take in a look at the engine and how many leases its replica has given."""
         self._leases.set(num_leases)
-        self._kv_use.set(load.kv_use)
-        self._running.set(load.num_running)
-        self._waiting.set(load.num_waiting)
-        self._waiting_tokens.set(load.num_waiting_tokens)
-        self._totals.follow(asdict(load))
+        self._load.follow(load)
 
     def begin_anew(self) -> None:
         """Count another model from 0."""
-        self._totals.begin_anew()
+        self._load.begin_anew()
 
-    def describe(self, *, batch_invariant: bool, num_graphs: int, graph_bytes: int) -> None:
+    def describe(self, start: EngineStart) -> None:
         """Take in what the engine came to at its start."""
-        self._batch_invariant.set(float(batch_invariant))
-        self._graphs.set(num_graphs)
-        self._graph_bytes.set(graph_bytes)
-
-    def text(self) -> bytes:
-        """Return all instruments in Prometheus' text format."""
-        return self._meters.text()
+        self._start.follow(start)
 
 
 class EngineReport:

@@ -35,7 +35,7 @@ from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, LoadedModel
 from deployments.engine.loop import LoopStats
-from deployments.engine.meters import EngineMeters, EngineReport
+from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
 from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
 from deployments.engine.swap import DraftSwap
 from deployments.engine.swap_meters import SwapMeters
@@ -214,11 +214,12 @@ class EngineReplica:
     def _describe(self) -> None:
         """Tell of the model that serves."""
         serving = self._models.serving
-        self._meters.describe(
+        start = EngineStart(
             batch_invariant=serving.grant.batch_invariant,
             num_graphs=min(report.num_graphs for report in serving.reports),
             graph_bytes=max(report.graph_bytes for report in serving.reports),
         )
+        self._meters.describe(start)
 
     def _num_leases(self) -> int:
         return sum(model.num_leases for model in self._models.models)

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from deployments.engine.swap import PHASES, SwapState
 from deployments.serve.instruments import Meters
-from router.comparing.comparison import ReplayCounts
+from deployments.serve.metrics import Metric, Table, counter, gauge
+
+METRICS: tuple[Metric[SwapState], ...] = (
+    gauge(
+        "outrider:draft_swap",
+        "Where the newest swap of the draft model is: 1 at its state, 0 at the others",
+        lambda state: {(phase,): state.phase == phase for phase in PHASES},
+        "state",
+    ),
+    counter(
+        "outrider:draft_swap_tokens",
+        "Tokens of texts that the old and the new draft model were asked about, by whether they "
+        "said them",
+        lambda state: {
+            (model, said): number
+            for model, counts in (("old", state.old), ("new", state.new))
+            for said, number in counts.by_said().items()
+        },
+        "model",
+        "said",
+    ),
+)
 
 
 class SwapMeters:
@@ -15,39 +36,19 @@ class SwapMeters:
     """
 
     def __init__(self, meters: Meters) -> None:
-        self._phase = meters.gauge(
-            "outrider:draft_swap",
-            "Where the newest swap of the draft model is: 1 at its state, 0 at the others",
-            ["state"],
-        )
+        self._table = Table(meters, METRICS)
         self._refused = meters.gauge(
             "outrider:draft_swap_refused",
             "1: the newest user_config of the draft model was refused and changed nothing",
         )
         self.is_refused = False
-        self._tokens = meters.counter(
-            "outrider:draft_swap_tokens",
-            "Tokens of texts that the old and the new draft model were asked about, and of these "
-            "said by the model",
-            ["model", "said"],
-        )
         self._state = SwapState()
-        self._published: dict[tuple[str, str], int] = {}
         self.publish(self._state)
 
     def publish(self, state: SwapState) -> None:
         """Take in a swap's state. To be called every second or so."""
         if state is not self._state:
-            self._state, self._published = state, {}
-        for phase in PHASES:
-            self._phase.set(float(state.phase == phase), state=phase)
-        self._refused.set(float(self.is_refused))
-        self._count("old", state.old)
-        self._count("new", state.new)
-
-    def _count(self, model: str, counts: ReplayCounts) -> None:
-        missed = counts.num_tokens - counts.num_matched
-        for said, total in (("yes", counts.num_matched), ("no", missed)):
-            grown = total - self._published.get((model, said), 0)
-            self._published[model, said] = total
-            self._tokens.add(grown, model=model, said=said)
+            self._state = state
+            self._table.begin_anew()
+        self._refused.set(self.is_refused)
+        self._table.follow(state)

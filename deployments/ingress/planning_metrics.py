@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from deployments.serve import instruments
+from deployments.serve.instruments import Meters
+from deployments.serve.metrics import Metric, Table, counter, gauge
 from router.comparing.comparison import ReplayCounts
 from router.planning.measured import Gain, PlannerStats
 from router.ports import TaskClass
@@ -26,6 +27,116 @@ _LINE_PERIOD_S = 60.0
 
 
 Gains = Callable[[], Mapping[TaskClass, Gain]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """One look at a planner."""
+
+    stats: PlannerStats
+    gains: Mapping[TaskClass, Gain]
+    replays: Mapping[str, ReplayCounts]
+
+
+METRICS: tuple[Metric[_Planner], ...] = (
+    counter(
+        "outrider:replayed_tokens",
+        "Tokens of answers that draft models were asked about, by whether they said them",
+        lambda now: {
+            (draft, said): number
+            for draft, counts in now.replays.items()
+            for said, number in counts.by_said().items()
+        },
+        "draft",
+        "said",
+    ),
+    counter(
+        "outrider:replayed_rounds",
+        "Rounds that the replayed tokens would have taken, were so many drafted in each",
+        lambda now: {
+            (draft, str(length)): num_rounds
+            for draft, counts in now.replays.items()
+            for length, num_rounds in counts.num_rounds.items()
+        },
+        "draft",
+        "num_draft_tokens",
+    ),
+    counter(
+        "outrider:plans",
+        "Plans of draft lengths that were made",
+        lambda now: now.stats.num_plans,
+    ),
+    counter(
+        "outrider:planning_seconds",
+        "Time spent on plans of draft lengths",
+        lambda now: now.stats.planning_ms / 1e3,
+    ),
+    counter(
+        "outrider:planner_probes",
+        "Rounds (control: without a draft, trial: with one) and drafts beside plain steps "
+        "(shadow) that were made to be measured",
+        lambda now: {
+            ("control",): now.stats.num_control_rounds,
+            ("trial",): now.stats.num_trial_rounds,
+            ("shadow",): now.stats.num_shadow_drafts,
+        },
+        "kind",
+    ),
+    counter(
+        "outrider:planned_rounds",
+        "Rounds by the draft length that was chosen for them; 0: without a draft",
+        lambda now: {(str(length),): number for length, number in [*now.stats.lengths.items()]},
+        "num_draft_tokens",
+    ),
+    counter(
+        "outrider:planned_round_seconds",
+        "Time of rounds with a draft, as predicted and as it was",
+        lambda now: {
+            ("predicted",): now.stats.predicted_ms / 1e3,
+            ("actual",): now.stats.actual_ms / 1e3,
+        },
+        "time",
+    ),
+    counter(
+        "outrider:task_rounds",
+        "Rounds of adaptive requests by task class, with drafts and without",
+        lambda now: {
+            key: num_rounds for key, (_, num_rounds) in _by_task_and_drafts(now.gains).items()
+        },
+        "task",
+        "drafts",
+    ),
+    gauge(
+        "outrider:task_tokens_per_second",
+        "Tokens per second of a session, by task class, with drafts and without",
+        lambda now: {
+            key: tokens_per_s
+            for key, (tokens_per_s, num_rounds) in _by_task_and_drafts(now.gains).items()
+            if num_rounds
+        },
+        "task",
+        "drafts",
+    ),
+    gauge(
+        "outrider:speculation_gain",
+        "Tokens per second of a session with drafts over those without, by task class",
+        lambda now: {
+            (task,): gain.ratio for task, gain in now.gains.items() if gain.ratio is not None
+        },
+        "task",
+    ),
+)
+
+
+def _by_task_and_drafts(
+    gains: Mapping[TaskClass, Gain],
+) -> dict[tuple[str, ...], tuple[float, int]]:
+    """Tokens/s and number of rounds by task class and "with" or "without" drafts."""
+    found: dict[tuple[str, ...], tuple[float, int]] = {}
+    for task, gain in gains.items():
+        found[task, "with"] = gain.with_drafts, gain.num_rounds_with
+        found[task, "without"] = gain.without_drafts, gain.num_rounds_without
+    return found
 
 
 class PlanningMetrics:
@@ -40,88 +151,18 @@ class PlanningMetrics:
 
     def __init__(
         self,
-        meters: instruments.Meters,
+        meters: Meters,
         stats: PlannerStats,
         gains: Gains,
         replays: Mapping[str, ReplayCounts],
     ) -> None:
         self._stats, self._gains, self._replays = stats, gains, replays
-        self._replayed = meters.counter(
-            "outrider:replayed_tokens",
-            "Tokens of answers that draft models were asked about, and of these said by the model",
-            ["draft", "said"],
-        )
-        self._replayed_rounds = meters.counter(
-            "outrider:replayed_rounds",
-            "Rounds that these tokens would have taken, were so many drafted in each",
-            ["draft", "num_draft_tokens"],
-        )
-        self._num_plans = meters.counter("outrider:plans", "Plans of draft lengths that were made")
-        self._planning_s = meters.counter("outrider:planning_seconds", "Time spent on these plans")
-        self._probes = meters.counter(
-            "outrider:planner_probes",
-            "Rounds (control: without a draft, trial: with one) and drafts beside plain steps "
-            "(shadow) that were made to be measured",
-            ["kind"],
-        )
-        self._rounds = meters.counter(
-            "outrider:planned_rounds",
-            "Rounds by the draft length that was chosen for them; 0: without a draft",
-            ["num_draft_tokens"],
-        )
-        self._round_s = meters.counter(
-            "outrider:planned_round_seconds",
-            "Time of rounds with a draft, as predicted and as it was",
-            ["time"],
-        )
-        self._task_rounds = meters.counter(
-            "outrider:task_rounds",
-            "Rounds of adaptive requests by task class, with drafts and without",
-            ["task", "drafts"],
-        )
-        self._task_rates = meters.gauge(
-            "outrider:task_tokens_per_second",
-            "Tokens per second of a session, by task class, with drafts and without",
-            ["task", "drafts"],
-        )
-        self._gain = meters.gauge(
-            "outrider:speculation_gain",
-            "Tokens per second of a session with drafts over those without, by task class",
-            ["task"],
-        )
-        self._counted: Counter[tuple[str, ...]] = Counter()
-        self._sums_ms: dict[str, float] = {}
+        self._table = Table(meters, METRICS)
         self._num_logged = 0  # rounds, when the last line was written
 
     def publish(self) -> None:
         """Write all instruments as the planner stands now. Idempotent."""
-        stats = self._stats
-        self._num_plans.add(self._grown(("plans",), stats.num_plans))
-        for length, num_rounds in dict(stats.lengths).items():
-            grown = self._grown(("length", str(length)), num_rounds)
-            self._rounds.add(grown, num_draft_tokens=str(length))
-        for kind, num_made in (
-            ("control", stats.num_control_rounds),
-            ("trial", stats.num_trial_rounds),
-            ("shadow", stats.num_shadow_drafts),
-        ):
-            self._probes.add(self._grown(("probe", kind), num_made), kind=kind)
-        self._planning_s.add(self._grown_s("planning", stats.planning_ms))
-        for name, sum_ms in (("predicted", stats.predicted_ms), ("actual", stats.actual_ms)):
-            self._round_s.add(self._grown_s(name, sum_ms), time=name)
-        for task, gain in self._gains().items():
-            self._publish_gain(task, gain)
-        for draft, counts in self._replays.items():
-            self._publish_replays(draft, counts)
-
-    def _publish_replays(self, draft: str, counts: ReplayCounts) -> None:
-        missed = counts.num_tokens - counts.num_matched
-        for said, total in (("yes", counts.num_matched), ("no", missed)):
-            grown = self._grown(("replayed", draft, said), total)
-            self._replayed.add(grown, draft=draft, said=said)
-        for length, total in counts.num_rounds.items():
-            grown = self._grown(("replayed rounds", draft, str(length)), total)
-            self._replayed_rounds.add(grown, draft=draft, num_draft_tokens=str(length))
+        self._table.follow(_Planner(self._stats, self._gains(), self._replays))
 
     async def publish_forever(
         self, period_s: float = _PUBLISH_PERIOD_S, line_period_s: float = _LINE_PERIOD_S
@@ -143,31 +184,6 @@ class PlanningMetrics:
         if line and num_rounds > self._num_logged:
             self._num_logged = num_rounds
             logger.info(line)
-
-    def _publish_gain(self, task: str, gain: Gain) -> None:
-        sides = (
-            ("with", gain.with_drafts, gain.num_rounds_with),
-            ("without", gain.without_drafts, gain.num_rounds_without),
-        )
-        for drafts, tokens_per_s, num_rounds in sides:
-            grown = self._grown(("task", task, drafts), num_rounds)
-            self._task_rounds.add(grown, task=task, drafts=drafts)
-            if num_rounds:
-                self._task_rates.set(tokens_per_s, task=task, drafts=drafts)
-        if gain.ratio is not None:
-            self._gain.set(gain.ratio, task=task)
-
-    def _grown_s(self, name: str, sum_ms: float) -> float:
-        """Seconds by which a sum of milliseconds has grown since it was last asked for."""
-        grown_ms = sum_ms - self._sums_ms.get(name, 0.0)
-        self._sums_ms[name] = sum_ms
-        return max(0.0, grown_ms) / 1e3
-
-    def _grown(self, key: tuple[str, ...], total: int) -> int:
-        """Return the growth of a total since the last call; 0 if it has fallen."""
-        grown = total - self._counted[key]
-        self._counted[key] = total
-        return max(0, grown)
 
 
 def gain_line(gains: Mapping[TaskClass, Gain]) -> str:

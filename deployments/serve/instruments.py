@@ -40,9 +40,14 @@ class Declaration:
     labels: tuple[str, ...]
     buckets: tuple[float, ...] = ()
 
+    @property
+    def printed(self) -> str:
+        """The name of its series; a histogram's have an ending for each of its parts."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
 
-# Makes the instrument's twin. It has Ray's methods: `inc` takes values above 0, `set` replaces the
-# value, `observe` takes one value; each takes all labels as a dictionary after the value.
+
+# Makes the instrument's twin, or None. A twin has Ray's methods: `inc` takes values above 0, `set`
+# replaces the value, `observe` takes one value; each takes all labels as a dictionary after it.
 Mirror = Callable[[Declaration], Any]
 
 
@@ -101,24 +106,6 @@ class Histogram(_Instrument):
             here.observe(value)
             if self._twin is not None:
                 self._twin.observe(value, tags)
-
-
-class Totals:
-    """Counters that follow totals which are kept elsewhere, by the same keys."""
-
-    def __init__(self, counters: Mapping[str, tuple[Counter, Labels]]) -> None:
-        self._counters = counters
-        self._last = dict.fromkeys(counters, 0.0)
-
-    def begin_anew(self) -> None:
-        """Begin the totals at 0 again; the counters go on."""
-        self._last = dict.fromkeys(self._counters, 0.0)
-
-    def follow(self, totals: Mapping[str, float]) -> None:
-        """Add what each total has grown by. A total never falls until it begins anew."""
-        for key, (counter, labels) in self._counters.items():
-            counter.add(max(0.0, totals[key] - self._last[key]), **labels)
-            self._last[key] = max(totals[key], self._last[key])
 
 
 class Meters:

@@ -42,6 +42,10 @@ class ReplayCounts:
         for length in LENGTHS:
             self.num_rounds[length] += len(replay.accepted(length))
 
+    def by_said(self) -> dict[str, int]:
+        """Return the tokens of the answers by whether the draft model said them, "yes" or "no"."""
+        return {"yes": self.num_matched, "no": self.num_tokens - self.num_matched}
+
 
 class Replayed(Protocol):
     """A session whose answer draft models can be asked about."""

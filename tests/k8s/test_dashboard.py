@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import yaml
 from ray.dashboard.consts import GPU_TAG_KEYS
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from deployments.constraint.meters import ConstraintMeters
-from deployments.engine.meters import EngineMeters
-from deployments.ingress.metrics import RequestMetrics
-from deployments.ingress.planning_metrics import PlanningMetrics
-from deployments.serve.instruments import Declaration, Meters
-from router.planning.measured import PlannerStats
-from tests.k8s.test_manifests import K8S
+from deployments.metrics import declared
+from tests.k8s.test_manifests import K8S, ray_name
 
 NAME = "dashboard.json"
 GPU_METRICS = ("node_gpus_utilization", "node_gram_used", "node_gram_available")
@@ -42,19 +36,10 @@ SUBJECTS = (
 def exported() -> dict[str, set[str]]:
     """Labels of each metric by the name under which Ray exports it."""
     found: dict[str, set[str]] = {}
-
-    def mirror(declared: Declaration) -> Any:
-        ending = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[declared.kind]
-        labels = {*declared.labels, "replica", "deployment", "application"}  # Serve's own
-        found[f"ray_{declared.name.replace(':', '_')}{ending}"] = labels | (
-            {"le"} if declared.kind == "histogram" else set()
-        )
-        return MagicMock()
-
-    RequestMetrics(Meters({"model_name": "x"}, mirror))
-    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict, {})
-    for make in (EngineMeters, ConstraintMeters):
-        make(Meters({"model_name": "x", "engine": "target"}, mirror))
+    for metrics in declared().values():
+        for one in metrics:
+            labels = {*one.labels, "replica", "deployment", "application"}  # Serve's own
+            found[ray_name(one)] = labels | ({"le"} if one.kind == "histogram" else set())
     # Ray's own, of each node and its GPUs.
     found |= {f"ray_{name}": set(GPU_TAG_KEYS) for name in METRICS_GAUGES if name in GPU_METRICS}
     return found

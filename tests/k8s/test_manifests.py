@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import jsonschema
 import pytest
@@ -22,14 +21,9 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.api.observer import CLIENT_GONE
 from deployments.config.schema import AppConfig
-from deployments.constraint.meters import ConstraintMeters
-from deployments.engine.meters import EngineMeters
-from deployments.engine.swap_meters import SwapMeters
-from deployments.ingress.metrics import RequestMetrics
-from deployments.ingress.planning_metrics import PlanningMetrics
-from deployments.serve.instruments import Declaration, Meters
+from deployments.metrics import declared
+from deployments.serve.instruments import Declaration
 from models.protocol import errors
-from router.planning.measured import PlannerStats
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -218,16 +212,10 @@ def test_pods_outlive_their_longest_stream() -> None:
 # --- monitoring -------------------------------------------------------------------------------
 
 
-class Names:
-    """A mirror that notes what instruments are called once Ray exports them."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def __call__(self, declared: Declaration) -> Any:
-        ending = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[declared.kind]
-        self.names.add(f"ray_{declared.name.replace(':', '_')}{ending}")
-        return MagicMock()
+def ray_name(metric: Declaration) -> str:
+    """The name of a metric's series once Ray exports it."""
+    ending = "_bucket" if metric.kind == "histogram" else ""
+    return f"ray_{metric.printed.replace(':', '_')}{ending}"
 
 
 def alert_expressions() -> dict[str, str]:
@@ -277,16 +265,13 @@ def test_errors_of_clients_and_full_queues_are_no_errors_of_ours() -> None:
 
 
 def test_alerts_ask_for_what_is_measured() -> None:
-    mirror = Names()
-    for make in (RequestMetrics, EngineMeters, SwapMeters, ConstraintMeters):
-        make(Meters({"model_name": "x"}, mirror))
-    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict, {})
+    measured = {ray_name(one) for metrics in declared().values() for one in metrics}
     asked = {
         alert: set(re.findall(r"ray_(?:vllm|outrider)_\w+", expression))
         for alert, expression in alert_expressions().items()
     }
     for alert, names in asked.items():
-        assert names <= mirror.names, alert
+        assert names <= measured, alert
     measures = ("kv_cache_usage_perc", "waiting_tokens", "pass_seconds", "queue_length")
     for measure in (*measures, "speculation_gain", "task_rounds"):
         assert any(measure in name for names in asked.values() for name in names), measure

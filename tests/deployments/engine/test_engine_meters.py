@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.constraint.meters import ConstraintMeters
 from deployments.constraint.workers import ConstraintStats
 from deployments.engine.loop import LoopStats
-from deployments.engine.meters import EngineMeters, EngineReport
+from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Meters
@@ -74,7 +74,7 @@ def test_an_engine_is_seen_under_vllms_names_and_ours():
 
 def test_what_an_engine_came_to_at_its_start_is_seen():
     meters = EngineMeters(Meters(LABELS))
-    meters.describe(batch_invariant=True, num_graphs=53, graph_bytes=900_000_000)
+    meters.describe(EngineStart(batch_invariant=True, num_graphs=53, graph_bytes=900_000_000))
     meters.update(LOAD, 1)
     value = samples(meters.text())
     assert value["outrider:batch_invariant"] == 1
