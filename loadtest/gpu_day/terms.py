@@ -15,9 +15,9 @@ from models.engine.runner import ModelRunner
 EngineName = Literal["target", "draft"]
 
 CONTEXT = 300  # tokens before the rows of a pass
-MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN = 512
 MOST_SESSIONS = 48
-_SESSION_TOKENS = 512  # context and rows, in whole blocks of any size
+_SESSION_TOKENS = MAX_MODEL_LEN  # context and rows, in whole blocks of any size
 
 # The target's: torch's own, in one order of adding for any number of rows, those with weights of 8
 # bits, with weights and inputs of 8 bits.
