@@ -19,7 +19,7 @@ from deployments.api.requests import ServedModel, prepare_turn
 from deployments.api.responses.shapes import LOGPROBS, ResponsesRequest
 from deployments.api.responses.truncation import prepare_truncated
 from deployments.api.responses.writer import ResponsesWriter, encode_named_events
-from deployments.api.schemas.requests import ChatCompletionRequest
+from deployments.api.schemas.requests import ChatCompletionRequest, SharedFields
 from deployments.api.schemas.sampling_defaults import with_defaults
 from deployments.api.schemas.tool_fields import mode_and_names
 from deployments.api.writing.obfuscation import sealing
@@ -40,22 +40,8 @@ _RENAMED = (
     (re.compile(r"\bmessages\[\d+\](?:\.\w+|\[\d+\])*"), "input"),
     (re.compile(r"\bmessages\b"), "input"),
 )
-_SHARED = (
-    "model",
-    "temperature",
-    "top_p",
-    "parallel_tool_calls",
-    "seed",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "cache_salt",
-    "chat_template_kwargs",
-)
+# Fields of a chat by the same name.
+_SHARED = {*SharedFields.model_fields, "parallel_tool_calls", "chat_template_kwargs"} - {"stream"}
 _TOOL = re.compile(r"\btools\[(\d+)\]")
 
 logger = logging.getLogger("ray.serve")
@@ -142,8 +128,6 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
         "logprobs": bool(asked.include),
         "top_logprobs": asked.top_logprobs if asked.include else None,
         "logit_bias": {str(token_id): bias for token_id, bias in asked.logit_bias},
-        "speculation": asked.speculation,
-        "lookahead": asked.lookahead,
         "reasoning_effort": asked.reasoning.effort,
         "verbosity": asked.text.verbosity,
     }

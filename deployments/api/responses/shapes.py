@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from deployments.api.lookahead.fields import LookaheadOptions
 from deployments.api.responses.items import Items
 from deployments.api.schemas.answers import LookaheadUsage, Metrics
 from deployments.api.schemas.chat_fields import (
@@ -22,10 +21,8 @@ from deployments.api.schemas.chat_fields import (
     Verbosity,
 )
 from deployments.api.schemas.details import ChoiceDetails
-from deployments.api.schemas.requests import MAX_LOGPROBS, SpeculationOptions
-from deployments.api.schemas.sampling_fields import LogitBias
+from deployments.api.schemas.requests import MAX_LOGPROBS, SharedFields
 from deployments.api.schemas.strict_fields import (
-    BodyFields,
     StrictFields,
     refuse_value,
     shown,
@@ -175,7 +172,7 @@ _MetadataIn = Annotated[dict[str, str | None], Field(max_length=_MAX_METADATA)]
 _Tools = list[Annotated[FunctionTool, BeforeValidator(_only_function)]]
 
 
-class ResponsesRequest(BodyFields):
+class ResponsesRequest(SharedFields):
     """Body of POST /v1/responses."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
@@ -212,12 +209,9 @@ class ResponsesRequest(BodyFields):
         "logprobs": (False,),
     }
 
-    model: str
     input: Items
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     tools: _Tools = Field(default_factory=list, max_length=MAX_TOOLS)
@@ -230,25 +224,11 @@ class ResponsesRequest(BodyFields):
     ] = Field(default_factory=list)
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     truncation: Literal["auto", "disabled"] = "disabled"
-    stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     metadata: Annotated[
         dict[str, str | None], BeforeValidator(_metadata, json_schema_input_type=_MetadataIn)
     ] = Field(default_factory=dict)
-    # Extensions, as in chat completions.
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    top_k: int = Field(default=0, ge=-1, lt=2**31)
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(default=1.0, ge=0.001, le=1000.0)
-    logit_bias: LogitBias = Field(default_factory=list)
-    min_tokens: int = Field(default=0, ge=0)
-    ignore_eos: bool = False
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
-    speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
-    lookahead: LookaheadOptions | None = None
+    chat_template_kwargs: TemplateSettings = Field(default_factory=dict)  # an extension
 
     @model_validator(mode="before")
     @classmethod

@@ -202,14 +202,10 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 
 
-class GenerationFields(BodyFields):
-    """The fields that both routes share."""
-
-    ignored = IGNORED_FIELDS
-    neutral = NEUTRAL_VALUES
+class SharedFields(BodyFields):
+    """The fields that all routes share which write text."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=0)  # 0: the prompt alone, see `requests.py`
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: off
@@ -221,6 +217,20 @@ class GenerationFields(BodyFields):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     logit_bias: LogitBias = Field(default_factory=list)
     min_tokens: int = Field(default=0, ge=0)
+    ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
+    lookahead: LookaheadOptions | None = None
+    stream: bool = False
+
+
+class GenerationFields(SharedFields):
+    """The fields that chats and completions share."""
+
+    ignored = IGNORED_FIELDS
+    neutral = NEUTRAL_VALUES
+
+    max_tokens: int | None = Field(default=None, ge=0)  # 0: the prompt alone, see `requests.py`
     bad_words: BadWords = Field(default_factory=list)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     n: int = Field(default=1, ge=1)  # upper limit: the served model's
@@ -229,14 +239,9 @@ class GenerationFields(BodyFields):
     )
     stop_token_ids: StopTokenIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
-    stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    ignore_eos: bool = False
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
-    lookahead: LookaheadOptions | None = None
 
 
 class ChatCompletionRequest(GenerationFields):
