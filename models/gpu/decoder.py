@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 
 from models.attention.features import AttentionFeatures, layer_windows
 from models.gpu.kernel import VarlenPass
-from models.gpu.operations import LayerOperations, Norm, Rotation, Slots, layer_operations
+from models.gpu.operands import Norm, Rotation, Slots
+from models.gpu.operations import LayerOperations, layer_operations
 from models.layers.family import (
     forget_linears,
     joined_scales,

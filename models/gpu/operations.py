@@ -3,52 +3,19 @@
 Triton's kernels do each in one launch (`kernels/`). Where there is no Triton, torch's own
 operations do the same in more launches.
 
-Shape letters: R rows, H query heads, K key heads, D head size, F width, P positions, N slots.
+Shape letters: R rows, H query heads, K key heads, D head size, F width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.gpu.operands import Norm, Rotation, Slots
 from models.torch_library import has_kernels
-
-
-class Norm(NamedTuple):
-    """RMSNorm of rows, or of each head by a weight of its own."""
-
-    weight: Tensor  # [F], or [H + K, D]
-    epsilon: float
-
-
-@dataclass
-class Rotation:
-    """The angles of a pass's rows: tables of all positions, the sine's first half negated."""
-
-    cos: Tensor  # [P, D]
-    sin: Tensor  # [P, D]
-    positions: Tensor  # [R] int64
-
-    _rows: tuple[Tensor, Tensor] | None = None
-
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each row, [R, 1, D]; looked up once, for all layers."""
-        if self._rows is None:
-            cos, sin = self.cos[self.positions], self.sin[self.positions]
-            self._rows = cos.unsqueeze(1), sin.unsqueeze(1)
-        return self._rows
-
-
-class Slots(NamedTuple):
-    """Places for the keys and values of a layer in a pass."""
-
-    keys: Tensor  # [N, K, D]
-    values: Tensor  # [N, K, D]
-    row_slots: Tensor  # [R] int64
 
 
 class LayerOperations(Protocol):

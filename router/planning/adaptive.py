@@ -1,8 +1,7 @@
 """Plans the rounds of a router's sessions: all on one target replica together.
 
 `RouterPlanner` has a `replica.ReplicaPlanner` for each target replica, and `PlannedSession` is one
-session's part in it. It knows the session's survival, and keeps its k until that or the plan
-changes. It explains its k.
+session's part in it, which explains its k.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable, Mapping
 from models.protocol.messages import Timing
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
-from router.planning.joint import DraftForecast, JointPlan
 from router.planning.measured import Gain, Gains, PlannerStats
+from router.planning.member import PlanMember
 from router.planning.replica import PLAIN_REASON, ReplicaPlanner
 from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits, TaskClass
@@ -22,7 +21,6 @@ from router.types import Explanation
 
 _MAX_EMPTY_REPLICAS = 16  # replicas come and go under new names: the last ones are remembered
 _SHADOW_WEIGHT = 4  # drafts that a shadow draft counts for: what it outweighs is of long ago
-_REFRESH = 4  # rounds with a draft after which a session's survival is looked at again
 
 
 class RouterPlanner:
@@ -87,7 +85,7 @@ class RouterPlanner:
             del self._replicas[name]
 
 
-class PlannedSession:
+class PlannedSession(PlanMember):
     """Plans the rounds of one session together with all others on its target replica.
 
     Args:
@@ -109,27 +107,15 @@ class PlannedSession:
         run_on: int,
         task: TaskClass = "free",
     ) -> None:
+        super().__init__(estimates, max_length)
         self._planner = planner
-        self._estimates = estimates
         self._replica_now = replica
-        self._max_length = max_length
         self._run_on = run_on
         self._task: TaskClass = task
         self._name = ""  # of the replica
         self._replica: ReplicaPlanner | None = None
-        self.drafter: DrafterTraits | None = None  # of its newest plan
-        self.limit = 0
-        self._most_room = 0  # the highest limit so far
-        self.num_rows = 1  # in its newest pass, as far as planned
-        self.runs_on = False
-        self.last_round = 0  # of the replica, when it last asked
         self._newest = RoundPlan(0, 0)
         self._is_measured = True  # its newest round
-        self._length = 0  # by the plan of this version, and this limit
-        self._survival: tuple[float, ...] = ()
-        self._length_of = (-1, -1)
-        self._num_new = 0  # rounds observed since
-        self._num_plain = 0  # plain rounds in a row
 
     def plan(
         self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
@@ -145,15 +131,11 @@ class PlannedSession:
             self.leave()
             return RoundPlan(0, self._run_on, reason="nobody drafts")
         replica = self._join()
-        self.drafter = drafter
-        self.limit = min(max_draft_tokens, self._max_length)
-        self._most_room = max(self._most_room, self.limit)
+        self.ask(drafter, max_draft_tokens)
         self._newest = replica.plan(self, is_ready=is_ready)
         num_tokens = self._newest.num_draft_tokens
         self._is_measured = replica.takes_measure(self._newest)
-        self.num_rows = 1 + num_tokens
-        self.runs_on = self._newest.reason == PLAIN_REASON
-        self._num_plain = self._num_plain + 1 if self.runs_on else 0
+        self.note_plan(num_tokens, runs_on=self._newest.reason == PLAIN_REASON)
         self._planner.stats.lengths[num_tokens] += 1
         return self._newest
 
@@ -169,47 +151,6 @@ class PlannedSession:
         It costs a prefill, which is wasted if no session drafts.
         """
         return self._join().wants_drafter(self)
-
-    def is_present(self, num_rounds: int, patience: int) -> bool:
-        """Return whether it asked for a plan in the last rounds: so many of each session."""
-        num_sessions = 1 if self._replica is None else len(self._replica.sessions)
-        return num_rounds - self.last_round <= patience * num_sessions
-
-    def next_run_on(self, steps: tuple[int, int]) -> int:
-        """Return the target's steps alone: `steps[0]`, doubled each time up to `steps[1]`."""
-        return min(steps[0] << min(self._num_plain, 8), steps[1])
-
-    def length_by(self, plan: JointPlan, version: int) -> int:
-        """Return its k by a plan.
-
-        It is kept while plan and room stay and its survival is hardly newer.
-        """
-        if self._length_of != (version, self.limit) or self._num_new >= _REFRESH:
-            is_free = self.drafter is not None and self.drafter.is_free
-            self._survival = self.survival()
-            self._length = plan.length_of(self._survival, is_free=is_free)
-            self._length_of = (version, self.limit)
-            self._num_new = 0
-        return self._length
-
-    def survival(self) -> tuple[float, ...]:
-        """S_1..S_limit of its next draft; empty before it has asked for a plan."""
-        if self.drafter is None:
-            return ()
-        return tuple(self._estimates[self.drafter.name].survival(self.limit))
-
-    def forecast(self) -> DraftForecast:
-        """Return the prediction for its drafts, as far as k could go in any of its rounds.
-
-        A plan outlasts the round that it is made in. That round may be the last of a text and have
-        room for a token or none.
-        """
-        if self.drafter is None:
-            return DraftForecast(())
-        estimate = self._estimates[self.drafter.name]
-        return DraftForecast(
-            estimate.survival(self._most_room), self.drafter.is_free, estimate.presence
-        )
 
     def explain(self) -> Explanation:
         """Why its newest k is what it is."""
@@ -231,11 +172,6 @@ class PlannedSession:
             pass_ms=costs.pass_ms(1 + num_tokens),
             step_ms=costs.step_ms(name, 1 if replica is None else max(1, len(replica.sessions))),
         )
-
-    def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
-        """Take in the outcome of a round that had a draft."""
-        self._estimates[drafter.name].observe(num_drafted, num_accepted)
-        self._num_new += 1
 
     def observe_pass(self, timing: Timing) -> None:
         """Take in how many sessions and rows were in a target pass."""
@@ -279,5 +215,5 @@ class PlannedSession:
             self._name = name
             self._replica = self._planner.replica(name)
             self._replica.sessions[self] = None
-            self._length_of = (-1, -1)
+            self.forget_plan()
         return self._replica

@@ -7,12 +7,8 @@ comes after 4 s. After a change of mode, when least is known, the first pauses a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from router.planning.member import PlanMember
 from router.planning.round_plan import Mode
-
-if TYPE_CHECKING:
-    from router.planning.adaptive import PlannedSession
 
 # Shares of the time.
 _LOSING = 0.005  # that may be lost by stretches of the other mode
@@ -94,7 +90,7 @@ class ShadowTurn:
     """
 
     def __init__(self) -> None:
-        self.session: PlannedSession | None = None
+        self.session: PlanMember | None = None
         self._began_s = 0.0  # its turn
         self._is_out = False
         self._next_s = 0.0
@@ -106,7 +102,7 @@ class ShadowTurn:
         """Take in by how much a round with a shadow draft took longer than others."""
         self._delay_ms = delay_ms
 
-    def take(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> bool:
+    def take(self, session: PlanMember, now_s: float, *, is_ready: bool) -> bool:
         """Return whether a session is to have a shadow draft in its next round.
 
         A session whose drafter is not connected is given the turn too: it connects, and drafts in a

@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,12 +32,10 @@ from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
 from router.planning.measured import Lateness, Overheads, PlannerStats
+from router.planning.member import PlanMember
 from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, Mode, Promise, RoundPlan
 from router.ports import DrafterTraits
-
-if TYPE_CHECKING:
-    from router.planning.adaptive import PlannedSession
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +85,7 @@ class ReplicaPlanner:
         self._stats = stats
         self._clock = clock
         self._pinned = pinned
-        self.sessions: dict[PlannedSession, None] = {}  # in order
+        self.sessions: dict[PlanMember, None] = {}  # in order
         self.mode = Mode.PLAIN if pinned == 0 else Mode.DRAFTING
         self.plans: dict[Mode, JointPlan] = {}
         self._promises: dict[Mode, Promise] = {}  # of the plans
@@ -115,7 +112,7 @@ class ReplicaPlanner:
         """True if sessions that could draft would now."""
         return self.arm is Mode.DRAFTING
 
-    def plan(self, session: PlannedSession, *, is_ready: bool) -> RoundPlan:
+    def plan(self, session: PlanMember, *, is_ready: bool) -> RoundPlan:
         """Plan the next round of a session, which is one of `sessions`."""
         self.num_rounds += 1
         session.last_round = self.num_rounds
@@ -142,7 +139,7 @@ class ReplicaPlanner:
         share = max(_LEAST_MEASURED, promise.round_ms * max(1, plan.run_on) / _MEASURED_EVERY_MS)
         return self.num_rounds * _GOLDEN % 1.0 < share
 
-    def wants_drafter(self, session: PlannedSession) -> bool:
+    def wants_drafter(self, session: PlanMember) -> bool:
         """Return whether a session's drafter is worth connecting to: it drafts, or is to shadow."""
         return self.is_drafting or self._shadow.session is session
 
@@ -186,12 +183,12 @@ class ReplicaPlanner:
             self._stats.predicted_ms += promise.round_ms / share
             self._stats.actual_ms += elapsed_ms
 
-    def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
+    def end_shadow(self, session: PlanMember, elapsed_ms: float = 0.0) -> None:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
         if self._shadow.session is session:
             self._shadow.end(elapsed_ms, self._clock(), is_promising=self._is_promising)
 
-    def leave(self, session: PlannedSession, num_tokens: int) -> None:
+    def leave(self, session: PlanMember, num_tokens: int) -> None:
         """Plan without this session from now on; its text is over if it has tokens."""
         self.end_shadow(session)
         self.sessions.pop(session, None)
@@ -200,7 +197,7 @@ class ReplicaPlanner:
 
     # --- one session's round -------------------------------------------------------------------
 
-    def _plan_in_arm(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> RoundPlan:
+    def _plan_in_arm(self, session: PlanMember, now_s: float, *, is_ready: bool) -> RoundPlan:
         reason = _STRETCH[self.arm] if self._stretches.is_on else ""
         if self.arm is Mode.PLAIN:
             asked = self._plain_plan(session, now_s, reason, is_ready=is_ready)
@@ -216,7 +213,7 @@ class ReplicaPlanner:
             asked = self._drafting_plan(session, plan, reason)
         return self._promised(Mode.DRAFTING, asked)
 
-    def _drafting_plan(self, session: PlannedSession, plan: JointPlan, reason: str) -> RoundPlan:
+    def _drafting_plan(self, session: PlanMember, plan: JointPlan, reason: str) -> RoundPlan:
         length = session.length_by(plan, self.version)
         if length == 0:
             return RoundPlan(0, PLAIN_STEPS[0], is_typical=False, reason=reason or "others draft")
@@ -229,7 +226,7 @@ class ReplicaPlanner:
         return RoundPlan(length, 0, reason=reason)
 
     def _plain_plan(
-        self, session: PlannedSession, now_s: float, reason: str, *, is_ready: bool
+        self, session: PlanMember, now_s: float, reason: str, *, is_ready: bool
     ) -> RoundPlan:
         if reason:
             return RoundPlan(0, _CONTROL_STEPS, reason=reason)
@@ -262,7 +259,7 @@ class ReplicaPlanner:
             return math.inf
         return 0.0 if plan is None else plan.min_survival
 
-    def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
+    def _shadow_length(self, session: PlanMember, now_s: float, *, is_ready: bool) -> int:
         if self._pinned is not None or not self._shadow.take(session, now_s, is_ready=is_ready):
             return 0
         self._stats.num_shadow_drafts += 1
@@ -296,7 +293,8 @@ class ReplicaPlanner:
 
     def _make_plans(self, now_s: float) -> None:
         began_s = time.perf_counter()
-        members = [s for s in self.sessions if s.is_present(self.num_rounds, _PATIENCE)]
+        patience = _PATIENCE * len(self.sessions)
+        members = [s for s in self.sessions if s.is_present(self.num_rounds, patience)]
         drafters = {s.drafter.name: s.drafter for s in members if s.drafter is not None}
         if all(self._costs.is_known(drafter) for drafter in drafters.values()):
             self._plan_for(members, drafters)
@@ -307,7 +305,7 @@ class ReplicaPlanner:
         self._newest_plans_s.append(self._clock() - now_s)
         self._plan_at_s = now_s + median(self._newest_plans_s) / _PLANNING
 
-    def _plan_for(self, members: list[PlannedSession], drafters: dict[str, DrafterTraits]) -> None:
+    def _plan_for(self, members: list[PlanMember], drafters: dict[str, DrafterTraits]) -> None:
         forecasts = [session.forecast() for session in members]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
         overhead_ms = {mode: self._overheads[mode].of(len(members)) for mode in Mode}
@@ -392,6 +390,6 @@ def _other(mode: Mode) -> Mode:
     return Mode.PLAIN if mode is Mode.DRAFTING else Mode.DRAFTING
 
 
-def _initial_length(session: PlannedSession) -> int:
+def _initial_length(session: PlanMember) -> int:
     """Return the first k: draft while a token is more likely to be accepted than not."""
     return max(1, sum(1 for alive in session.survival() if alive > 0.5))

@@ -11,7 +11,8 @@ from models.engine.runner import ModelRunner
 from models.gpu.fp8 import LEAST_CAPABILITY, Fp8Linear
 from models.gpu.kernels.operations import TritonOperations
 from models.gpu.kernels.product import BLOCK_ROWS, InvariantLinear
-from models.gpu.operations import Norm, Rotation, Slots, TorchOperations
+from models.gpu.operands import Norm, Rotation, Slots
+from models.gpu.operations import TorchOperations
 from models.gpu.products import int8_linear
 from models.layers.quantization import quantize_weight
 from models.sampling.draws import draw_from_logits

@@ -7,7 +7,7 @@ from torch import Tensor
 from models.gpu.kernels.gate import gate
 from models.gpu.kernels.norm import add_rms_norm, rms_norm
 from models.gpu.kernels.rotary import rotate_and_store
-from models.gpu.operations import Norm, Rotation, Slots
+from models.gpu.operands import Norm, Rotation, Slots
 
 
 class TritonOperations:

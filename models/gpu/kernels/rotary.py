@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.gpu.operations import Norm, Rotation, Slots
+from models.gpu.operands import Norm, Rotation, Slots
 from models.torch_library import register
 
 

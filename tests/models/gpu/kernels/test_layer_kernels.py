@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.gpu.operations import Norm, Rotation, Slots, TorchOperations
+from models.gpu.operands import Norm, Rotation, Slots
+from models.gpu.operations import TorchOperations
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
