@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: A
     return runner
 
 
-@cache
+@lru_cache(maxsize=8)  # a test has few sizes, all tests have many, and some hold 50 MB
 def _load_runner(config: EngineConfig) -> ModelRunner:
     return ModelRunner(config)
 

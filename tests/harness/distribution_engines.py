@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -71,7 +71,7 @@ def distribution_checkpoint(name: str) -> Path:
     return path
 
 
-@cache
+@lru_cache(maxsize=3)  # of target and draft model, and of a target with the heads of one test
 def _runner(name: str, heads: str | None = None) -> ModelRunner:
     return ModelRunner(
         EngineConfig(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.cases.models.architectures import (
     NUM_TOKENS,
     VOCAB_SIZE,
     checkpoint,
+    forget_runners,
     prompts,
     reference_texts,
     runner,
@@ -45,6 +47,12 @@ FUSED = {"llama", "qwen2", "qwen3", "mistral"}
 BITS_DEPEND = {"laguna"}  # on the rows beside it: its experts are transformers' own
 
 Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    forget_runners()
 
 
 # By the compiled kernels, and by torch's own operations.
