@@ -21,6 +21,7 @@ from router.loop import run_session
 from router.remote.check import check_grammar
 from router.services import Services
 from router.session import Session, open_session
+from router.stats import SpeculationStats, TimeSplit
 from router.types import (
     Delta,
     Detokenizer,
@@ -28,8 +29,6 @@ from router.types import (
     FinishReason,
     GenerationRequest,
     SpeculationSettings,
-    SpeculationStats,
-    TimeSplit,
 )
 
 

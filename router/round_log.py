@@ -15,16 +15,9 @@ from typing import Literal
 from models.protocol.messages import Inspection, Verdict
 from models.protocol.parts import DraftTest
 from router.rounds import HEADS, Round, Segment
-from router.stats import RoundStats
+from router.stats import RoundStats, TimeSplit
 from router.stops import StopResult
-from router.types import (
-    DeltaDetails,
-    DraftedSegment,
-    Explanation,
-    RoundDetails,
-    TimeSplit,
-    TokenOrigin,
-)
+from router.types import DeltaDetails, DraftedSegment, Explanation, RoundDetails, TokenOrigin
 
 TARGET = "target"  # where a token that nobody drafted comes from
 

@@ -1,4 +1,4 @@
-"""Counts what happened in one session's rounds, and where the time went.
+"""Statistics of speculation: what happened in a session's rounds, and where the time went.
 
 Waits are measured by the loop around each await; engines say how much of a wait was theirs. What
 remains of a wait is the link's, what remains of the session's wall clock is the loop's own.
@@ -8,10 +8,132 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from models.protocol.messages import Timing
-from router.types import SpeculationStats, TimeSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """The durations of a request's rounds, in milliseconds, summed over all rounds.
+
+    `link_ms` is message time: round trip minus what the engines account for. `loop_ms` is the
+    router's own work between messages; `emit_ms` is waiting for the client to take the text.
+    """
+
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    mask_ms: float = 0.0
+    queue_ms: float = 0.0
+    link_ms: float = 0.0
+    grammar_ms: float = 0.0
+    loop_ms: float = 0.0
+    emit_ms: float = 0.0
+
+    def __add__(self, other: TimeSplit) -> TimeSplit:
+        names = [each.name for each in fields(self)]
+        return TimeSplit(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReplay:
+    """A draft model's choice for each token of an answer, given all tokens before it.
+
+    Under shared noise it decides the draft in any round of any length. So the effect on rounds is
+    counted and not estimated.
+
+    Attributes:
+        matches: whether it says each token of the answer.
+    """
+
+    matches: tuple[bool, ...]
+
+    def accepted(self, num_draft_tokens: int) -> list[int]:
+        """Draft tokens accepted in each round, were so many drafted in all of them."""
+        found, place = [], 0
+        while place < len(self.matches):
+            ahead = self.matches[place : place + num_draft_tokens]
+            num_right = ahead.index(False) if False in ahead else len(ahead)
+            found.append(num_right)
+            place += num_right + 1
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """The figures of speculation for one request. Counts in vLLM's terms (tokens, steps = rounds).
+
+    Those of several choices are added.
+    """
+
+    num_rounds: int = 0  # every verify answered, plain steps included
+    per_step_drafted: tuple[int, ...] = ()  # tokens drafted and verified in each round with a draft
+    per_step_accepted: tuple[int, ...] = ()  # tokens of these that were accepted
+    num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
+    num_accepted_by: Mapping[str, int] = field(default_factory=dict)
+    num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
+    num_right_guess_tokens: int = 0  # that it drafted too: each saved it a step
+    time: TimeSplit = field(default_factory=TimeSplit)
+    replays: Mapping[str, DraftReplay] = field(default_factory=dict)  # by draft model, of one text
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        return SpeculationStats(
+            num_rounds=self.num_rounds + other.num_rounds,
+            per_step_drafted=self.per_step_drafted + other.per_step_drafted,
+            per_step_accepted=self.per_step_accepted + other.per_step_accepted,
+            num_drafted_by=_added(self.num_drafted_by, other.num_drafted_by),
+            num_accepted_by=_added(self.num_accepted_by, other.num_accepted_by),
+            num_guess_tokens=self.num_guess_tokens + other.num_guess_tokens,
+            num_right_guess_tokens=self.num_right_guess_tokens + other.num_right_guess_tokens,
+            time=self.time + other.time,
+        )
+
+    @property
+    def num_spec_steps(self) -> int:
+        """Rounds that had a draft."""
+        return len(self.per_step_drafted)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that were drafted and verified."""
+        return sum(self.per_step_drafted)
+
+    @property
+    def num_accepted_draft_tokens(self) -> int:
+        """Tokens of these that were accepted."""
+        return sum(self.per_step_accepted)
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The longest draft of a round. k varies here; where it is fixed, this is k."""
+        return max(self.per_step_drafted, default=0)
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """Rounds in which 0, 1, ... draft tokens were accepted, up to the longest draft."""
+        histogram = [0] * (self.num_spec_tokens + 1)
+        for num_accepted in self.per_step_accepted:
+            histogram[num_accepted] += 1
+        return tuple(histogram)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round that had a draft: 1 + accepted / rounds. 1.0 without drafts."""
+        if self.num_spec_steps == 0:
+            return 1.0
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0.0 without drafts."""
+        if self.num_draft_tokens == 0:
+            return 0.0
+        return self.num_accepted_draft_tokens / self.num_draft_tokens
+
+
+def _added(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return {name: counts.get(name, 0) + others.get(name, 0) for name in [*counts, *others]}
 
 
 class RoundStats:
@@ -96,15 +218,8 @@ class RoundStats:
 
     def snapshot(self) -> SpeculationStats:
         """Return the figures so far."""
-        histogram = [0] * (max(self._per_step_drafted, default=0) + 1)
-        for num_accepted in self._per_step_accepted:
-            histogram[num_accepted] += 1
         return SpeculationStats(
             num_rounds=self._num_rounds,
-            num_spec_steps=len(self._per_step_drafted),
-            num_draft_tokens=sum(self._per_step_drafted),
-            num_accepted_draft_tokens=sum(self._per_step_accepted),
-            acceptance_histogram=tuple(histogram),
             per_step_drafted=tuple(self._per_step_drafted),
             per_step_accepted=tuple(self._per_step_accepted),
             num_drafted_by=dict(self._drafted_by),

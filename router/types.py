@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from models.protocol.grammars import GrammarChecked, Loosened
 from models.protocol.messages import DraftTest, Grammar, Sampling, TokenLogprobs
 from router.predicted_text import PredictedText
+from router.stats import SpeculationStats, TimeSplit
 
 FinishReason = Literal["stop", "length"]
 
@@ -180,90 +181,6 @@ class Delta:
     num_draft_tokens: int = 0
     details: DeltaDetails | None = None
     choice_logprobs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSplit:
-    """The durations of a request's rounds, in milliseconds, summed over all rounds.
-
-    `link_ms` is message time: round trip minus what the engines account for. `loop_ms` is the
-    router's own work between messages; `emit_ms` is waiting for the client to take the text.
-    """
-
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    mask_ms: float = 0.0
-    queue_ms: float = 0.0
-    link_ms: float = 0.0
-    grammar_ms: float = 0.0
-    loop_ms: float = 0.0
-    emit_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftReplay:
-    """A draft model's choice for each token of an answer, given all tokens before it.
-
-    Under shared noise it decides the draft in any round of any length. So the effect on rounds is
-    counted and not estimated.
-
-    Attributes:
-        matches: whether it says each token of the answer.
-    """
-
-    matches: tuple[bool, ...]
-
-    def accepted(self, num_draft_tokens: int) -> list[int]:
-        """Draft tokens accepted in each round, were so many drafted in all of them."""
-        found, place = [], 0
-        while place < len(self.matches):
-            ahead = self.matches[place : place + num_draft_tokens]
-            num_right = ahead.index(False) if False in ahead else len(ahead)
-            found.append(num_right)
-            place += num_right + 1
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationStats:
-    """The figures of speculation for one request. Counts in vLLM's terms (tokens, steps = rounds).
-
-    `num_draft_tokens` counts those drafted and verified. `acceptance_histogram[a]` counts the
-    rounds in which a draft tokens were accepted, up to the longest draft: at least one entry.
-    """
-
-    num_rounds: int = 0  # every verify answered, plain steps included
-    num_spec_steps: int = 0  # rounds that had a draft
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    acceptance_histogram: tuple[int, ...] = (0,)
-    per_step_drafted: tuple[int, ...] = ()
-    per_step_accepted: tuple[int, ...] = ()
-    num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
-    num_accepted_by: Mapping[str, int] = field(default_factory=dict)
-    num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
-    num_right_guess_tokens: int = 0  # that it drafted too: each saved it a step
-    time: TimeSplit = field(default_factory=TimeSplit)
-    replays: Mapping[str, DraftReplay] = field(default_factory=dict)  # by draft model
-
-    @property
-    def num_spec_tokens(self) -> int:
-        """The longest draft of a round. k varies here; where it is fixed, this is k."""
-        return len(self.acceptance_histogram) - 1
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per round that had a draft: 1 + accepted / rounds. 1.0 without drafts."""
-        if self.num_spec_steps == 0:
-            return 1.0
-        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted / drafted tokens; 0.0 without drafts."""
-        if self.num_draft_tokens == 0:
-            return 0.0
-        return self.num_accepted_draft_tokens / self.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     ),
     "The second runs the tests": ("tests/README.md#what-is-skipped",),
     "constraints.txt has": (
-        "test_constraints.py::test_a_pin_is_one_public_version",
+        "test_constraints.py::test_each_pin_is_one_public_version",
         "test_constraints.py::test_a_plain_installation_gets_the_pinned_torch",
     ),
     "http://127.0.0.1:8000/ is a playground": (

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from itertools import zip_longest
 
 import msgspec
 
-from router.types import Delta, Finished, GenerationRequest, SpeculationStats, TimeSplit
+from router.stats import SpeculationStats
+from router.types import Delta, Finished, GenerationRequest
 
 ChoiceItems = AsyncGenerator[tuple[int, Delta | Finished], None]  # each with its choice's index
 
@@ -109,36 +108,6 @@ def finished_together(ends: Sequence[Finished], num_prompts: int = 1) -> Finishe
         num_prompt_tokens=sum(end.num_prompt_tokens for end in first_ends),
         num_completion_tokens=sum(end.num_completion_tokens for end in ends),
         num_cached_tokens=sum(end.num_cached_tokens for end in first_ends),
-        speculation=_stats_together([end.speculation for end in ends]),
+        speculation=sum((end.speculation for end in ends), SpeculationStats()),
         loosened=ends[0].loosened,  # they share a grammar
     )
-
-
-def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    histograms = zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0)
-    return SpeculationStats(
-        num_rounds=sum(one.num_rounds for one in stats),
-        num_spec_steps=sum(one.num_spec_steps for one in stats),
-        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
-        num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
-        acceptance_histogram=tuple(map(sum, histograms)),
-        per_step_drafted=tuple(n for one in stats for n in one.per_step_drafted),
-        per_step_accepted=tuple(n for one in stats for n in one.per_step_accepted),
-        num_drafted_by=_sum([one.num_drafted_by for one in stats]),
-        num_accepted_by=_sum([one.num_accepted_by for one in stats]),
-        num_guess_tokens=sum(one.num_guess_tokens for one in stats),
-        num_right_guess_tokens=sum(one.num_right_guess_tokens for one in stats),
-        time=TimeSplit(
-            **{
-                field.name: sum(getattr(one.time, field.name) for one in stats)
-                for field in dataclasses.fields(TimeSplit)
-            }
-        ),
-    )
-
-
-def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)

@@ -18,7 +18,8 @@ from deployments.api.observer import Sink
 from deployments.ingress.lookahead_metrics import METRICS as LOOKAHEADS
 from deployments.serve.instruments import Meters
 from deployments.serve.metrics import Metric, Table, counter, gauge
-from router.types import Finished, SpeculationStats, TimeSplit
+from router.stats import SpeculationStats, TimeSplit
+from router.types import Finished
 
 # Upper bounds, seconds and tokens. A first token may wait for a queue, later ones rarely do.
 _FIRST_TOKEN_S = (
@@ -81,10 +82,9 @@ SPECULATION: tuple[Metric[SpeculationStats], ...] = (
     counter(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Draft tokens that were accepted, by their position in the draft",
-        # A draft of which `a` tokens were accepted has one at each position below `a`.
         lambda stats: {
-            (str(position),): sum(stats.acceptance_histogram[position + 1 :])
-            for position in range(len(stats.acceptance_histogram) - 1)
+            (str(position),): sum(number > position for number in stats.per_step_accepted)
+            for position in range(stats.num_spec_tokens)
         },
         "position",
     ),

@@ -14,14 +14,8 @@ from deployments.api.writing.choice_probabilities import ChoiceProbability, prob
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import unpack
 from models.text.tokenizer import Tokenizer
-from router.types import (
-    Delta,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    LookaheadStats,
-    SpeculationStats,
-)
+from router.stats import SpeculationStats
+from router.types import Delta, Finished, FinishReason, GenerationRequest, LookaheadStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
 from router.ports import EngineLease, EnginePool, TaskClass
 from router.services import Services
-from router.types import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
+from router.stats import SpeculationStats
+from router.types import Finished, GenerationRequest, SpeculationSettings
 
 Prompts = Sequence[Sequence[int]]
 

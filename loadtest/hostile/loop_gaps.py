@@ -33,7 +33,8 @@ from loadtest.trial import frame
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from models.text.tokenizer import Tokenizer
-from router.types import Delta, Detokenizer, Finished, GenerationRequest, SpeculationStats
+from router.stats import SpeculationStats
+from router.types import Delta, Detokenizer, Finished, GenerationRequest
 
 _AT_ONCE = 5
 _NUM_TOP = 20

@@ -30,7 +30,8 @@ from models.protocol.messages import Grammar, Sampling
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
-from router.types import Delta, Finished, GenerationRequest, SpeculationStats
+from router.stats import SpeculationStats
+from router.types import Delta, Finished, GenerationRequest
 
 LOOKUP = "ngram"  # the draft that is no model: prompt lookup, by its name in configs
 _EPOCH = 1

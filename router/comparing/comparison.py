@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.types import DraftReplay
+from router.stats import DraftReplay
 
 LENGTHS = tuple(range(1, 9))  # k for which rounds are counted
 

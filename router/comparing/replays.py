@@ -16,7 +16,8 @@ from router.planning.acceptance import AcceptancePool
 from router.ports import DrafterTraits
 from router.remote.engine import EngineClient
 from router.remote.replay import replay
-from router.types import DraftReplay, GenerationRequest
+from router.stats import DraftReplay
+from router.types import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from models.protocol.messages import MAX_DRAFT_TOKENS, Proposal, Propose
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.engine import EngineClient
-from router.types import DraftReplay
+from router.stats import DraftReplay
 
 
 async def replay(

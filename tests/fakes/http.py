@@ -17,16 +17,8 @@ from deployments.api.requests import ServedModel
 from deployments.config.schema import RouterConfig
 from deployments.ingress import service
 from models.text.tokenizer import Tokenizer
-from router.types import (
-    Delta,
-    Detokenizer,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    Generator,
-    SpeculationStats,
-    TimeSplit,
-)
+from router.stats import SpeculationStats, TimeSplit
+from router.types import Delta, Detokenizer, Finished, FinishReason, GenerationRequest, Generator
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
@@ -34,10 +26,8 @@ TEMPLATE = (
 SPECIALS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 STATS = SpeculationStats(
     num_rounds=5,
-    num_spec_steps=4,
-    num_draft_tokens=10,
-    num_accepted_draft_tokens=6,
-    acceptance_histogram=(1, 1, 1, 1),
+    per_step_drafted=(2, 2, 3, 3),
+    per_step_accepted=(0, 1, 2, 3),
     num_drafted_by={"draft_model": 7, "ngram": 3},
     num_accepted_by={"draft_model": 5, "ngram": 1},
     num_guess_tokens=9,

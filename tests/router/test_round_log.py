@@ -15,9 +15,9 @@ from router.drafters.repeats.suffix import SUFFIX
 from router.planning.round_plan import RoundPlan
 from router.round_log import TARGET, RoundLog
 from router.rounds import Round, Segment
-from router.stats import RoundStats
+from router.stats import RoundStats, TimeSplit
 from router.stops import StopChecker, StopResult
-from router.types import DeltaDetails, Explanation, TimeSplit
+from router.types import DeltaDetails, Explanation
 from tests.fakes.router import TIMING, LetterDetokenizer
 
 CHAIN = (

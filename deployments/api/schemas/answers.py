@@ -24,7 +24,8 @@ from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextL
 from deployments.api.writing.choice_probabilities import OfList
 from router.comparing.comparison import LENGTHS
 from router.drafters.repeats.prediction import PREDICTION
-from router.types import DraftReplay, Finished
+from router.stats import DraftReplay
+from router.types import Finished
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 

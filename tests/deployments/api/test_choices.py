@@ -10,7 +10,8 @@ import pytest
 
 from deployments.api.choices import finished_together
 from models.protocol.errors import Overloaded, Unavailable
-from router.types import Finished, SpeculationStats, TimeSplit
+from router.stats import SpeculationStats, TimeSplit
+from router.types import Finished
 from tests.fakes.http import STATS, ScriptedGenerator
 from tests.harness.http_clients import client_of, events_of
 
@@ -110,12 +111,10 @@ async def test_too_many_choices_are_refused():
 def test_ends_are_added_up():
     other = SpeculationStats(
         num_rounds=2,
-        num_spec_steps=1,
-        num_draft_tokens=3,
-        num_accepted_draft_tokens=1,
-        acceptance_histogram=(0, 1),
+        per_step_drafted=(3,),
+        per_step_accepted=(1,),
         num_drafted_by={"ngram": 3},
-        num_accepted_by={"ngram": 2},
+        num_accepted_by={"ngram": 1},
         time=TimeSplit(draft_ms=0.5),
     )
     ends = [
@@ -133,7 +132,7 @@ def test_ends_are_added_up():
     assert stats.acceptance_histogram == (1, 2, 1, 1)
     assert stats.num_spec_tokens == 3
     assert stats.num_drafted_by == {"draft_model": 7, "ngram": 6}
-    assert stats.num_accepted_by == {"draft_model": 5, "ngram": 3}
+    assert stats.num_accepted_by == {"draft_model": 5, "ngram": 2}
     assert stats.draft_acceptance_rate == pytest.approx(7 / 13)
     assert stats.time == TimeSplit(draft_ms=2.0, verify_ms=2.5)
     assert finished_together(ends[:1]) is ends[0]

@@ -9,7 +9,8 @@ import pytest
 
 from deployments.api.observer import CLIENT_GONE, ChoiceObserver, Sink
 from models.protocol.errors import Overloaded
-from router.types import Delta, Finished, SpeculationStats
+from router.stats import SpeculationStats
+from router.types import Delta, Finished
 
 END = Finished(
     finish_reason="stop",

@@ -14,7 +14,7 @@ from deployments.engine.swap import SwapState
 from deployments.engine.swap_meters import SwapMeters
 from deployments.serve.instruments import Meters
 from models.engine.load import EngineLoad
-from router.types import DraftReplay
+from router.stats import DraftReplay
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
 

@@ -13,7 +13,7 @@ from deployments.serve.instruments import Meters
 from router.comparing.comparison import ReplayCounts
 from router.planning.measured import LEAST_ROUNDS, Gain, PlannerStats
 from router.ports import TaskClass
-from router.types import DraftReplay
+from router.stats import DraftReplay
 
 
 def measured(

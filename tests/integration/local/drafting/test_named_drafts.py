@@ -18,7 +18,8 @@ from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
 from router.limits import SessionLimits, SpeculationLimits
 from router.planning.draft_choice import pinned_draft
-from router.types import Delta, DraftReplay, Finished, GenerationRequest
+from router.stats import DraftReplay
+from router.types import Delta, Finished, GenerationRequest
 from tests.harness.local import (
     NO_LOOKUP,
     IdDetokenizer,
