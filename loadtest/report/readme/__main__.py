@@ -1,4 +1,4 @@
-"""Rewrite the figures of the READMEs from the results that are kept in `loadtest/results`.
+"""Rewrite the blocks of figures of all pages from the results that are kept in `loadtest/results`.
 
     python -m loadtest.report.readme            rewrite all blocks
     python -m loadtest.report.readme --check    change nothing; end with 1 where one is out of date
