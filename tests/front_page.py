@@ -35,11 +35,11 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "GPU built": (
         "models/gpu/kernels/test_kernels_compile.py::test_all_kernels_for_all_architectures",
         "deployments/config/test_config.py::test_bad_key_is_refused_with_its_path",
-        "deployments/README.md#limits-of-this-version",
+        "deployments/docs/limits.md#limits-of-this-version",
     ),
     "Kubernetes manifests validated": (
         "k8s/test_manifests.py::test_the_service_is_what_kuberay_defines",
-        "deployments/README.md#limits-of-this-version",
+        "deployments/docs/limits.md#limits-of-this-version",
     ),
     "Draft and target are separate deployments": (
         "integration/cluster/test_placement.py::test_every_part_is_where_its_label_says",
@@ -79,7 +79,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "OpenAI's clients for Python and JavaScript": (
         "results/clients.json",
         f"{SERVED}test_served.py::test_a_reward_steers_a_text",
-        "deployments/README.md#what-a-request-may-say",
+        "deployments/docs/look-ahead.md#steer-a-text-by-a-reward",
     ),
     "Draft models are compared exactly": (
         f"{LOCAL}drafting/test_named_drafts.py::"
