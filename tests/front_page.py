@@ -20,7 +20,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{SERVED}test_served.py::test_a_seed_gives_one_text_whatever_is_drafted",
         "models/checkpoint/test_architectures.py::test_greedy_text_is_that_of_transformers",
     ),
-    "A small draft model proposes tokens": (
+    "A small draft model proposes tokens": (f"{LOOP}test_text_does_not_depend_on_k_or_acceptance",),
+    "The client receives exactly the text": (
         f"{LOCAL}test_lossless.py::test_served_text_is_that_of_generate",
         f"{LOCAL}test_rejection.py::test_texts_follow_the_law_of_the_target",
         "results/scenarios.json",
@@ -72,31 +73,33 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "deployments/constraint/test_constraint_child.py::"
         "test_a_grammar_that_needs_too_much_memory_ends_the_child",
     ),
-    "Tools come in the model's own format": (
+    "Required tool calls, in the model's own format": (
         "integration/api/test_tools.py::test_every_format_calls_over_http",
         "integration/api/test_tools.py::test_two_hundred_calls_of_drawn_tools_validate",
     ),
-    "OpenAI's clients for Python and JavaScript": (
-        "results/clients.json",
+    "Rewards steer what no grammar says": (
         f"{SERVED}test_served.py::test_a_reward_steers_a_text",
         "deployments/docs/look-ahead.md#steer-a-text-by-a-reward",
     ),
+    "OpenAI's clients for Python and JavaScript": ("results/clients.json",),
     "Draft models are compared exactly": (
         f"{LOCAL}drafting/test_named_drafts.py::"
         "test_what_a_draft_would_have_drafted_is_what_it_drafts",
         f"{LOCAL}drafting/test_draft_swap.py::test_a_swap_under_16_streams_changes_no_text",
-        "models/distill/test_command.py::test_each_kind_trains_goes_on_and_is_read",
         "results/compare-drafts.json",
+    ),
+    "One command trains": (
+        "models/distill/test_command.py::test_each_kind_trains_goes_on_and_is_read",
     ),
     "Suffix decoding continues": (
         f"{LOCAL}drafting/test_drafters.py::test_repeated_text_goes_on_behind_the_draft_models",
         f"{LOCAL}drafting/test_drafters.py::test_a_draft_that_dies_mid_stream",
     ),
-    "What a grammar forces": (
+    "Text that a grammar forces": (
         f"{LOCAL}drafting/test_forced.py::test_without_a_draft_model_forced_text_saves_most_passes",
         "results/forced.json",
     ),
-    "On CPUs MTP, EAGLE-3 and Medusa heads": (
+    "MTP, EAGLE-3 and Medusa heads": (
         "models/engine/drafting/test_own_drafts.py::test_the_text_is_that_without_heads",
         "models/engine/drafting/test_tree_drafts.py::"
         "test_side_paths_are_accepted_and_the_text_is_the_same",
@@ -110,9 +113,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{SERVED}test_serve_stop.py::test_ctrl_c_ends_it_cleanly",
         "models/demo/README.md#a-head-for-smollm2",
     ),
-    "The second runs the tests": ("tests/README.md#what-is-skipped",),
-    "constraints.txt has": (
-        "test_constraints.py::test_each_pin_is_one_public_version",
+    "The second runs the tests": ("tests/README.md#tests",),
+    "Those that need a GPU": ("tests/README.md#what-is-skipped",),
+    "constraints.txt has": ("test_constraints.py::test_each_pin_is_one_public_version",),
+    "Without it pip keeps": (
         "test_constraints.py::test_a_plain_installation_gets_the_pinned_torch",
     ),
     "http://127.0.0.1:8000/ is a playground": (
@@ -122,60 +126,19 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "test_hovering_a_token_shows_its_probability_and_k",
         f"{SERVED}test_playground.py::test_a_prompt_is_answered_on_it",
     ),
-    "deployments has all fields": (
-        "deployments/api/test_documented_fields.py::test_a_documented_field_is_known_by_name",
-        "models/fetch/test_fetch.py::test_it_comes_from_the_index_once",
-        f"{LOCAL}test_smollm2.py::test_greedy_text_is_that_of_generate",
-        "deployments/test_llm.py::test_it_needs_no_ray",
-    ),
     "loadtest has more": (
         "loadtest/report/readme/test_figures.py::test_an_aim_that_was_missed_is_called_so",
+    ),
+    "python -m loadtest.study measures": (
         "loadtest/study/test_study_command.py::test_the_whole_study_and_its_page",
     ),
     "A figure names what the code got": (
         "loadtest/report/readme/test_since.py::test_a_result_names_what_came_after_it",
     ),
-    "A 349M target with an 18M draft model": ("results/bench-349m-18m.json",),
-    "Speed of a real model": ("results/smollm2-kinds.json",),
-    "Imports run one way": ("pyproject.toml: [[tool.importlinter.contracts]]",),
-    "deployments/api/http.py validates": (
-        "deployments/api/test_documented_fields.py::"
-        "test_a_field_that_is_not_served_is_refused_by_name_and_null_never_is",
-        "models/README.md#architectures",
-    ),
-    "router/session.py opens the session": (
-        "router/test_sessions.py::test_a_faultless_session_sends_each_token_once",
-    ),
-    "Suffix decoding drafts until": (
-        "router/drafters/test_chain.py::test_free_drafts_stand_in_where_no_steps_are_planned",
-    ),
-    "router/loop.py runs rounds": (f"{LOOP}test_text_does_not_depend_on_k_or_acceptance",),
-    "router/planning/ chooses k": (
-        "router/planning/test_router_planner.py::"
-        "test_every_session_takes_its_own_k_from_a_plan_that_is_kept",
-    ),
-    "The target engine merges all drafts": (
-        "models/scheduler/test_batch_window.py::"
-        "test_it_waits_for_who_was_answered_and_goes_when_all_are_in",
-    ),
-    "models/engine/sampler.py samples": (
-        "models/engine/test_distribution.py::test_coupled_follows_the_target",
-        "models/engine/test_distribution.py::test_rejection_follows_the_target",
-    ),
-    "At k = 0 the target runs on alone": (
-        f"{LOOP}test_plain_decoding_lets_the_target_go_on_alone",
-    ),
-    "For constrained sessions both engines": (
-        "models/engine/test_target_masks.py::test_others_go_on_while_a_session_waits_for_its_mask",
-    ),
-    "The loop commits the accepted tokens": (
-        f"{LOOP}test_eos_within_a_round_ends_the_text",
-        f"{LOOP}test_a_stop_string_counts_the_same_tokens_for_every_k",
-    ),
-    "The next message names the committed prefix": (
-        "models/scheduler/test_session_table.py::"
-        "test_rejected_tokens_of_the_right_length_do_not_pass",
-    ),
-    "Contributing, changes, security": (".github/CONTRIBUTING.md#check-a-change",),
-    "Apache-2.0": ("LICENSE: Apache License", "models/demo/README.md#a-head-for-smollm2"),
+    "A real model": ("results/smollm2-kinds.json",),
+    "No pair of two real models": ("deployments/docs/limits.md#limits-of-this-version",),
+    "Quantised checkpoints but": ("deployments/docs/moving-from-vllm.md#what-differs-most",),
+    "See all limits": (".github/CONTRIBUTING.md#check-a-change",),
+    "Apache-2.0": ("LICENSE: Apache License",),
+    "The shipped models' data": ("models/demo/README.md#a-head-for-smollm2",),
 }

@@ -1,4 +1,4 @@
-"""What the front page shows to try, as it stands there, against the demo."""
+"""Requests that pages show, as they stand there, against the demo."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ import pytest
 
 from tests.harness.served_demo import demo_over_http
 
-PAGE = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+FRONT = ROOT / "README.md"
+SPECULATION = ROOT / "deployments" / "docs" / "speculation-per-request.md"
 AT = "http://127.0.0.1:8000"
 NAME = "demo"  # of the model in this harness
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def shown(language: str, start: str) -> str:
+def shown(page: Path, language: str, start: str) -> str:
     """The block of code that begins so."""
+    text = page.read_text(encoding="utf-8")
     found = re.search(
-        rf"^```{language}\n({re.escape(start)}.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+        rf"^```{language}\n({re.escape(start)}.*?)^```", text, re.MULTILINE | re.DOTALL
     )
     assert found is not None, start
     return found[1]
 
 
 async def test_the_request_by_curl_gives_json_by_its_schema_unless_max_tokens_cuts_it() -> None:
-    command = shown("bash", "curl")
+    command = shown(FRONT, "bash", "curl")
     assert f"{AT}/v1/chat/completions" in command
     body = json.loads(command[command.index("'{") + 1 : command.rindex("'")])
     body["model"] = NAME
@@ -52,11 +55,11 @@ async def test_the_request_by_curl_gives_json_by_its_schema_unless_max_tokens_cu
 
 
 async def test_the_python_that_is_shown_runs_and_its_assertion_holds() -> None:
-    code = shown("python", "from openai")
+    code = shown(SPECULATION, "python", "from openai")
     assert code.count("assert ") == 1
     async with demo_over_http() as demo:
         names: dict[str, object] = {}
         here = code.replace(AT, demo.root_url).replace("outrider-demo", NAME)
         assert here != code
-        await asyncio.to_thread(exec, compile(here, "README.md", "exec"), names)
+        await asyncio.to_thread(exec, compile(here, SPECULATION.name, "exec"), names)
     assert names["drafted"] is not names["plain"]

@@ -116,7 +116,7 @@ def test_a_stream_that_a_long_prompt_slows_too_much_is_missed() -> None:
 def test_a_figure_that_was_typed_by_hand_is_overwritten() -> None:
     page = ROOT / "README.md"
     text = page.read_text(encoding="utf-8")
-    forged = text.replace("| in one process | ", "| in one process | 9")
+    forged = text.replace("| extraction | ", "| extraction | 9")
     assert forged != text
     assert fill(forged, lambda name: FIGURES[name](page.parent)) == text
 
