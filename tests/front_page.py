@@ -52,6 +52,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "results/faults.json",
     ),
     "A seed gives one text": (
+        f"{SERVED}test_served.py::test_a_seed_gives_one_text_whatever_is_drafted",
+    ),
+    "It is the same bit for bit": (
         f"{LOCAL}test_seeded.py::test_a_seed_gives_one_text",
         "models/README.md#why-the-text-cannot-change",
     ),
@@ -116,7 +119,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "The second runs the tests": ("tests/README.md#tests",),
     "Those that need a GPU": ("tests/README.md#what-is-skipped",),
     "constraints.txt has": ("test_constraints.py::test_each_pin_is_one_public_version",),
-    "Without it pip keeps": (
+    "If it is left out, pip keeps": (
         "test_constraints.py::test_a_plain_installation_gets_the_pinned_torch",
     ),
     "http://127.0.0.1:8000/ is a playground": (
