@@ -106,6 +106,16 @@ def test_the_front_page_is_one_sitting() -> None:
     assert num_lines <= 110, f"README.md has {num_lines} lines: move what only some need"
 
 
+LONG = {"config-keys.md", "metrics.md", "moving-from-vllm.md", "when-to-use-what.md"}  # to look up
+
+
+def test_a_page_for_a_task_is_short() -> None:
+    tasks = [page for page in (ROOT / "deployments" / "docs").glob("*.md") if page.name not in LONG]
+    pages = [ROOT / "deployments" / "README.md", *tasks]
+    lines = {named(page): len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
+    assert {page: number for page, number in lines.items() if number > 80} == {}
+
+
 def test_every_package_says_what_it_is() -> None:
     for package in ("models", "router", "deployments", "loadtest", "tests", "k8s"):
         page = ROOT / package / "README.md"
