@@ -5,9 +5,9 @@ below as `policy_kwargs`. A limit says what one replica should carry of somethin
 there is, and the largest quotient counts. Routers need no policy: their streams are what Serve
 counts.
 
-Scaling up goes by the mean over `look_back_period_s`. Scaling down goes by the peak, and only as
-far as the replicas that stay keep `spare` of every limit free. If one replica less could not hold
-the load, that replica stays. Between these two lies a gap, so a constant load never makes the
+Scaling up goes by the mean over `look_back_period_s`. Scaling down goes by the peak. It goes only
+as far as the replicas that stay keep `spare` of every limit free. If one replica less could not
+hold the load, that replica stays. Between these two lies a gap, so a constant load never makes the
 number go to and fro. A replica that has not reported (fresh, or silent) counts as empty upwards and
 as full downwards.
 

@@ -3,11 +3,12 @@
 A request for which there is no room is refused unread. Others are read within the body limit
 (`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`).
 The `Generator` runs them, and `api/writing/` writes the answers. Nothing is sent before the first
-item of the generator is there, except signs of life if that takes long (`writing/sse.py`). So every
-failure up to then has its proper status. Later errors end the stream with an error event. A client
-that goes away ends the generation at once. Every request leaves one line in the log
-(`request_log.py`). Every answer has the header `x-request-id`, the client's own one where it sent a
-sane one. `transport/` has what browsers and proxies between a client and the routes ask for.
+item of the generator is there. Only signs of life are, if that takes long (`writing/sse.py`). So
+every failure before the first item has its proper status, unless a sign of life was sent. Later
+errors end the stream with an error event. A client that goes away ends the generation at once.
+Every request leaves one line in the log (`request_log.py`). Every answer has the header
+`x-request-id`, the client's own one where it sent a sane one. `transport/` has what browsers and
+proxies between a client and the routes ask for.
 """
 
 from __future__ import annotations

@@ -179,13 +179,13 @@ def check_logprob_entries(
 ) -> None:
     """Check the number of logprobs in an answer against the limit.
 
-    An answer has an entry for the token at a position and one for each of the likeliest in its
-    place. That makes (1 + top) at every position of its choices and, if requested, of its prompts.
-    Each is about 75 bytes of JSON, which router and proxies hold until the client has taken them.
-    So this limits the cost of a request to others in memory and time, even if its client does not
-    read. Serve's proxy takes an answer from us at once. It keeps the part that the client has not
-    taken until `request_timeout_s`. The number of such clients is not limited here. API keys and
-    the balancer in front, which sees the connections, must limit it.
+    An answer has an entry for the token at a position. It has one more for each of the likeliest in
+    its place. That makes (1 + top) at every position of its choices and, if requested, of its
+    prompts. Each is about 75 bytes of JSON, which router and proxies hold until the client has
+    taken them. So this limits a request's cost to others in memory and time. It holds even if the
+    client does not read. Serve's proxy takes an answer from us at once. It keeps the part that the
+    client has not taken until `request_timeout_s`. The number of such clients is not limited here.
+    API keys and the balancer in front, which sees the connections, must limit it.
 
     Args:
         asked: the body.

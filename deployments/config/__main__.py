@@ -32,7 +32,7 @@ from deployments.config.vllm.command import add_words, asked_words, serve_page
 
 
 def look_at(address: str) -> tuple[Cluster, Callable[[], None]]:
-    """This machine ("local") or the cluster at `address`, and what to call in the end."""
+    """Return this machine ("local") or the cluster at `address`, and what to call in the end."""
     if address == "local":
         return this_machine(), lambda: None
     import ray
@@ -42,7 +42,7 @@ def look_at(address: str) -> tuple[Cluster, Callable[[], None]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status."""
+    """Run the command and return its exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     options = parser.parse_args(argv)
@@ -80,7 +80,7 @@ def _words_page(
     words: dict[str, Any],
     argv: Sequence[str],
 ) -> str:
-    """The file that vLLM's words make."""
+    """Return the text of the config file that vLLM's words make."""
     if "model" not in words:
         parser.error(f"--{next(iter(words)).replace('_', '-')}: goes with --model only")
     if options.file is not None:

@@ -1,8 +1,8 @@
-"""Whether a config can be served here: every fault of it, and which of them count where.
+"""Checks if a config can be served here: finds its faults and says which of them count where.
 
 `check` finds all that can be known without loading torch. `python -m deployments.config --check`
-adds the sizes of the models (`examine`); `build`, which Serve runs in the cluster, refuses with the
-same sentence, which `serve status` shows as DEPLOY_FAILED, before minutes of loading.
+adds the sizes of the models (`examine`). `build`, which Serve runs in the cluster, refuses with the
+same sentence, before minutes of loading. `serve status` shows it as DEPLOY_FAILED.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 class CannotServe(RayServeException, ValueError):
     """The config cannot be served here.
 
-    One of Serve's own errors, because Serve reports those as they are and at once; others it tries
-    again three times and reports as a traceback.
+    It is one of Serve's own errors, because Serve reports those as they are and at once. Serve
+    tries again three times after other errors and reports them as a traceback.
     """
 
 
@@ -50,7 +50,7 @@ def check(
     placements: Sequence[Placement],
     http: tuple[str, int] | None = None,
 ) -> list[Fault]:
-    """Everything that is wrong, as far as that can be known without loading torch.
+    """Find everything that is wrong, as far as that can be known without loading torch.
 
     Args:
         config: an unresolved one.
@@ -68,10 +68,10 @@ def check(
 
 
 def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], list[str]]:
-    """The faults that keep the config from being served, and notes on those that may not.
+    """Return the faults that keep the config from being served, and notes on those that may not.
 
-    What a cluster lacks that may grow is waited for. Files need not be on this machine where it is
-    none of the cluster's, nor keys where there are, or may come, other nodes.
+    Nodes and memory that a cluster lacks are waited for if it may grow. Files need not be on this
+    machine if it is none of the cluster's. Keys need not be if there are, or may come, other nodes.
     """
     refusals, notes = [], []
     others_may_have_keys = cluster.is_elsewhere or cluster.may_grow or len(cluster.nodes) > 1
@@ -120,7 +120,7 @@ def refuse_unservable(config: AppConfig) -> None:
 
 @dataclass(kw_only=True)
 class Findings:
-    """What was found out about a file; `refusals` decide."""
+    """The findings about a file; `refusals` decide."""
 
     refusals: list[Fault]
     notes: list[str]
@@ -129,7 +129,7 @@ class Findings:
 
 
 def examine(served: ServeFile, cluster: Cluster) -> Findings:
-    """Everything that can be known without loading weights; the slow part only if all else is well.
+    """Find all that can be known without loading weights; the slow part only if all else is well.
 
     Args:
         served: the file.
@@ -171,7 +171,7 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
 def sentence(
     faults: Sequence[Fault], placements: Sequence[Placement], cluster: Cluster | None
 ) -> str:
-    """All faults in one line, and what to use instead where there is something."""
+    """Name all faults in one line, and the config to use instead where there is one."""
     text = f"cannot be served here: {'; '.join(map(str, faults))}"
     instead = _instead(faults, placements, cluster)
     return f"{text}. {instead}" if instead else text
@@ -221,7 +221,7 @@ def _why_unknown(config: AppConfig) -> dict[str, str]:
 
 
 def _revision_notes(config: AppConfig) -> list[str]:
-    """Which commits the models of the hub would be served at, where the config may mean others."""
+    """Name the commits at which the hub's models are served, where the config may mean others."""
     notes = []
     for section, model in config.models.items():
         snapshot = snapshot_of(Path(resolved(config).models[section].model_path))
@@ -261,7 +261,7 @@ def _has_exporter() -> bool:
 def _least_memory_faults(
     config: AppConfig, placements: Sequence[Placement], cluster: Cluster
 ) -> list[Fault]:
-    """What cannot fit by the sizes of the files alone."""
+    """Find the models that cannot fit by the sizes of their files alone."""
     try:
         ranks = {
             section: least_rank_bytes(model, section) for section, model in config.models.items()
@@ -272,7 +272,7 @@ def _least_memory_faults(
 
 
 def _port_faults(host: str, port: int) -> list[Fault]:
-    """What keeps a server from listening there."""
+    """Find the fault that keeps a server from listening on `host` and `port`, if there is one."""
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

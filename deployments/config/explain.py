@@ -72,10 +72,10 @@ def explanation(
 def admission_notes(
     config: AppConfig, placements: list[Placement], router: RouterConfig
 ) -> list[str]:
-    """Whether routers let in more sessions than targets hold, at the fewest or the most replicas.
+    """Say if routers let in more sessions than targets hold, at the fewest or the most replicas.
 
-    A request that is let in and finds no place on a target waits `queue_wait_s` and gets 503, where
-    the routers' own queue would have said 429 at once.
+    A request that is let in and finds no place on a target waits `queue_wait_s` and gets 503. The
+    routers' own queue would have said 429 at once.
     """
     by_name = {placement.name: placement for placement in placements}
     routers, targets = by_name["Router"], by_name["Target"]
@@ -96,7 +96,7 @@ def admission_notes(
 
 
 def drafting_notes(config: AppConfig) -> list[str]:
-    """Whether texts may grow longer than the draft model can read."""
+    """Say if texts may grow longer than the draft model can read."""
     speculation = config.router.speculation
     drafters = line_up(speculation.method, speculation, config.draft_pools)
     if not speculation.enabled or not any(kind.uses_pool for kind in drafters):
@@ -124,10 +124,10 @@ def bandwidth_notes(
 ) -> list[str]:
     """Say what a draft step and a target pass take at least, for a pair on GPUs.
 
-    They read all weights once and do little else while rows are few: the weights' bytes by the
-    memory's bandwidth are the least they take. A draft step of more than a tenth of a pass leaves
-    little to gain: k = 5 then costs half a pass and more, for some 3.7 tokens at an acceptance of
-    0.8.
+    They read all weights once and do little else while rows are few. So they take at least the
+    weights' bytes divided by the memory's bandwidth. A draft step of more than a tenth of a pass
+    leaves little to gain. k = 5 then costs half a pass and more, for some 3.7 tokens at an
+    acceptance of 0.8.
 
     Args:
         config: whose pair it is.
@@ -179,7 +179,7 @@ def _where(labels: Mapping[str, str]) -> str:
 
 
 def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | None) -> list[str]:
-    """What one model takes."""
+    """Say how much one model takes: parameters, weights per rank, and KV cache."""
     quantization = model.quantization if sizes is None else sizes.quantization
     rounded = f", {quantization}" if quantization else ""
     ranks = f"{model.tensor_parallel_size} rank"
@@ -269,7 +269,7 @@ def _least_ms(num_bytes: int, gpu: str) -> float:
 
 
 def _gpu_of(placement: Placement, cluster: Cluster) -> str | None:
-    """The slowest kind of GPU that ranks may come to; None: none that is known can be seen."""
+    """Return the slowest kind of GPU that ranks may come to; None if no known kind can be seen."""
     labels = placement.units[-1][1]
     kinds = {_kind(node) for node in cluster.nodes if node.has(labels)}
     return min((kind for kind in kinds if kind), key=_GB_PER_S.__getitem__, default=None)

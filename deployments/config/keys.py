@@ -12,7 +12,7 @@ from deployments.config.strict_yaml import read_yaml
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with every dotted key put where its path leads.
+    """Return the tree with every dotted key put where its path leads.
 
     Strings under dotted keys are read as YAML, so that 4, null and true are no strings.
 

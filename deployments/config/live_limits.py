@@ -1,13 +1,14 @@
 """Limits of running routers: Serve's `user_config` of the deployment Router.
 
-A changed `user_config` is applied to running replicas by one call, while a change of `args`
-replaces every replica of every deployment. It is a part of the tree `args.router`, with the keys
-of `LIVE_KEYS`; what it leaves out is as in `args`. With any fault it is refused as a whole.
+A changed `user_config` is applied to running replicas by one call. A change of `args` replaces
+every replica of every deployment. The `user_config` is a part of the tree `args.router`, with the
+keys of `LIVE_KEYS`. Keys that it leaves out are as in `args`. It is refused as a whole if it has
+any fault.
 
-A replica that raises when it is reconfigured counts as broken: Serve drains it and replaces it by
+A replica that raises when it is reconfigured counts as broken. Serve drains it and replaces it by
 one that raises at its start, until none is left. So a replica that serves never raises: it keeps
-its limits and logs why. One that starts raises only while its application is being deployed, where
-`serve status` shows it as DEPLOY_FAILED and older replicas go on; a replacement for a lost replica
+its limits and logs why. One that starts raises only while its application is being deployed. `serve
+status` then shows it as DEPLOY_FAILED, and older replicas go on. A replacement for a lost replica
 starts as `args` say.
 """
 
@@ -84,7 +85,7 @@ def with_user_config(
 
 
 def changes_of(before: BaseModel, after: BaseModel, path: str = "") -> list[str]:
-    """Every leaf that differs, as "key: old -> new"."""
+    """List every leaf that differs, as "key: old -> new"."""
     found = []
     for name in type(before).model_fields:
         old, new = getattr(before, name), getattr(after, name)
@@ -122,7 +123,7 @@ async def take_user_config(
 
 
 async def refuse_any(user_config: object) -> None:
-    """For deployments that take no `user_config`: Target and Constraint.
+    """Refuse any `user_config`, for deployments that take none: Target and Constraint.
 
     Raises:
         ValueError: there is one.
@@ -168,7 +169,7 @@ def _check_admission(base: RouterConfig, config: RouterConfig) -> None:
 
 
 async def _is_being_deployed() -> bool:
-    """Whether Serve is still at deploying this replica's application; True if it cannot say."""
+    """Return whether Serve is still deploying this replica's application; True if it cannot say."""
     app_name = serve.get_replica_context().app_name
     try:
         status = await asyncio.to_thread(serve.status)

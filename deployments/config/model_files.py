@@ -1,10 +1,10 @@
 """Finds the configured models and checks their small files, before minutes of loading.
 
-A `model_path` is a folder or a GGUF file, as given or in the repo, or the name of a model in the
-cache. It may also name a model on the hub, of which only small files are fetched here. A GGUF file
-is converted to a folder of the cache at its first use. Later requests find the folder. Errors name
-the config key of the path. They are a wrong path, a context that is too short, or a draft whose
-token ids mean something else. Knows neither Ray nor torch.
+A `model_path` is a folder or a GGUF file, as given or in the repo. It may also name a model in the
+cache, or one on the hub, of which only small files are fetched here. A GGUF file is converted to a
+folder of the cache at its first use. Later requests find the folder. Errors name the config key of
+the path. They are a wrong path, a context that is too short, or a draft whose token ids mean
+something else. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def resolve_folder(path: str, key: str) -> Path:
 def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) -> Path:
     """Return the checkpoint folder that `path` names.
 
-    It is found like in `resolve_folder`. For a GGUF file, or a folder with one and no other
-    weights, it is the folder with its weights in `dtype`.
+    It is found like in `resolve_folder`. A GGUF file, or a folder with one and no other weights, is
+    converted. The folder returned then has its weights in `dtype`.
 
     Args:
         path: as a config has it.

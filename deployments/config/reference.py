@@ -84,7 +84,7 @@ def differing(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _sections(model: type[Section], above: str = "") -> Iterator[tuple[type[Section], str, str]]:
-    """Every section below a model, with its path and its description."""
+    """Yield every section below a model, with its path and its description."""
     for name, info in model.model_fields.items():
         inner = _section_of(info)
         if inner is None:
@@ -97,7 +97,7 @@ def _sections(model: type[Section], above: str = "") -> Iterator[tuple[type[Sect
 
 
 def _section_of(info: FieldInfo) -> type[Section] | None:
-    """The section that a field holds, itself, by name or as one choice."""
+    """Return the section that a field holds, itself, by name or as one choice, if any."""
     for part in (info.annotation, *getattr(info.annotation, "__args__", ())):
         if isinstance(part, type) and issubclass(part, Section):
             return part
@@ -132,7 +132,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _limits(schema: Mapping[str, Any]) -> dict[str, str]:
-    """The bounds of a value, or of each value in it, by the end that they bound."""
+    """Return the bounds of a value, or of each value in it, by the end that they bound."""
     found: dict[str, str] = {}
     inner = [schema[key] for key in ("items", "additionalProperties") if key in schema]
     for part in (*schema.get("anyOf", ()), *inner):
@@ -154,12 +154,12 @@ def _live_keys() -> str:
 
 
 def _default(info: FieldInfo) -> Any:
-    """The value that counts where the key is left out."""
+    """Return the value that counts if the key is left out."""
     return info.get_default(call_default_factory=True)
 
 
 def _scalar(value: Any) -> str:
-    """A value in one line of YAML, numbers as people write them."""
+    """Write a value in one line of YAML, numbers as people write them."""
     if value == "":
         return '""'
     if isinstance(value, float):

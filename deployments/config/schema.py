@@ -1,11 +1,11 @@
 """The whole service as one validated, frozen tree: what `args` of a Serve config file may say.
 
-Every key is declared once, with its default and a description, of which the reference page
-(`deployments/docs/config-keys.md`) is made: an engine's in `models/config.py`, waits and drafting
-in `router/limits.py`, the rest here. Unknown keys are errors that name the key's full path. Units
-are in the names. Placement (replica counts, GPUs, labels) is not here: that is Serve's own
-`deployments:` section of the same file. Whether the checkpoints fit is the business of
-`model_files`. Knows neither Ray nor torch nor the disk.
+Every key is declared once, with its default and a description. An engine's are in
+`models/config.py`, waits and drafting in `router/limits.py`, the rest here. The reference page
+(`deployments/docs/config-keys.md`) is made of the descriptions. Unknown keys are errors that name
+the key's full path. Units are in the names. Placement (replica counts, GPUs, labels) is not here:
+that is Serve's own `deployments:` section of the same file. Whether the checkpoints fit is the
+business of `model_files`. Knows neither Ray nor torch nor the disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 
 
 class LeaseConfig(Section):
-    """How a replica that sessions hold leases on is watched, and watches them."""
+    """Limits by which a replica watches its sessions' leases, and is watched itself."""
 
     lease_idle_timeout_s: PositiveFloat = Field(
         default=120.0, description="a session without a message for so long is freed"
@@ -48,8 +48,10 @@ class LeaseConfig(Section):
 
 
 class ModelConfig(LeaseConfig, EngineConfig):
-    """One model and the process (or ranks) that computes it: the engine's config and the service's
-    own keys; the same for target and draft."""
+    """One model and the process (or ranks) that computes it, target or draft.
+
+    It has the engine's config and the service's own keys.
+    """
 
     max_num_seqs: PositiveInt = Field(
         default=64,
@@ -146,7 +148,7 @@ class SpeculationConfig(SpeculationLimits):
 
 
 def section_of_draft(pool: str) -> str:
-    """The section of the config that a draft model is in, by the name of its pool."""
+    """Return the section of the config that a draft model is in, by the name of its pool."""
     return pool if pool == POOL else f"drafts.{pool}"
 
 
@@ -342,7 +344,7 @@ class AppConfig(Section):
         return {"target": self.target} | drafts
 
     def with_models(self, models: Mapping[str, ModelConfig]) -> Self:
-        """The same tree with other models, by the name of their section."""
+        """Return the same tree with other models, by the name of their section."""
         drafts = {
             pool: models.get(section_of_draft(pool), model)
             for pool, model in self.draft_models.items()
@@ -375,7 +377,7 @@ class AppConfig(Section):
 
 
 def describe(error: ValidationError) -> str:
-    """Every key at fault, by its full path, in one line."""
+    """Name every key at fault, by its full path, in one line."""
     return "; ".join(_describe(item) for item in error.errors())
 
 

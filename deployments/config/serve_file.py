@@ -1,7 +1,7 @@
 """Reads a Serve config file of ours, makes the command line's changes, and checks its shape.
 
-A fault is one message that names the key and the value; Serve's own schema would leave out unknown
-keys silently, and ends with a traceback where a section has another type.
+A fault is one message that names the key and the value. Serve's own schema would leave out unknown
+keys silently. It ends with a traceback if a section has another type.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def unknown_keys(tree: Tree) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without its line breaks."""
+    """Return an error's text without its line breaks."""
     return " ".join(str(error).split())
 
 

@@ -1,8 +1,8 @@
 """Reads YAML as Ray Serve does, and refuses by line what that reading would change silently.
 
-Serve reads a file by YAML 1.1. There a key that is given twice loses its first value, 01024 is 532,
-1:30 is 90, no is false and 2024-01-01 is a date. The command that checks a file reads it here; what
-is read here without a refusal is what Serve reads.
+Serve reads a file by YAML 1.1. There a key that is given twice loses its first value. 01024 is 532,
+1:30 is 90, no is false and 2024-01-01 is a date. The command that checks a file reads it here. A
+file that is read here without a refusal is read alike by Serve.
 """
 
 from __future__ import annotations

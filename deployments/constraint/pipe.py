@@ -2,10 +2,10 @@
 
 A frame is a little-endian 32-bit length and a msgpack array. The parent first sends the
 `ConstraintConfig` (alone, not an array), then arrays of requests. `ConstraintRequest` goes to a
-child that holds sessions, `Trial` to the canary. The child sends arrays of pairs: the request's
-number (from 0, as sent) and its answer, nil if there is none. Requests that came after a grammar
-which is being compiled may be answered before it. The first pair of all is one `ChildReady` or
-`ChildFailed`, whose number means nothing.
+child that holds sessions, `Trial` to the canary. The child sends arrays of pairs. A pair is the
+request's number (from 0, as sent) and its answer, nil if there is none. Requests that came after a
+grammar which is being compiled may be answered before it. The first pair of all is one `ChildReady`
+or `ChildFailed`, whose number means nothing.
 
 The `ProgressPage` is shared memory in which the child notes the messages it works on. It outlives
 the child: that is how the parent knows which grammar a dead child was busy with.
@@ -173,7 +173,7 @@ class FrameReader:
     """Reads frames, and blocks until they are there.
 
     It always reads into the same buffer. A new one for each read, cut to the read bytes, leaves
-    holes in the heap, which then grows for hours.
+    holes in the heap. The heap then grows for hours.
     """
 
     def __init__(self, link: socket.socket) -> None:

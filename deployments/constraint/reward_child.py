@@ -5,8 +5,8 @@ classifiers of the config and users' rewards (entry points). What a question is 
 decided by how far its reward can reach (`models.rewards.reach`):
 
 - One whose time its text bounds is answered here, where text and reward are short.
-- A reward of an installed package has a fork for each question, and nothing of any other is in it.
-  Code that shares a process with a neighbour's question could change the neighbour's answer.
+- A reward of an installed package has a fork for each question. Nothing of any other question is in
+  it. Code that shares a process with a neighbour's question could change the neighbour's answer.
 - Patterns and classifiers are data. A reward is asked in a fork of its own until it proved to be
   cheap. Then the questions that wait at a time share a fork, whose limits are tight. Where that
   ends without an answer each of its questions is asked again by itself, with all its limits.

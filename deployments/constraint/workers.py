@@ -1,7 +1,7 @@
 """The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
 
 A session lives in the child that its id hashes to. A new grammar is first tried by the canary, in a
-process of its own and within limits on CPU time and memory (`trials`). So a child with sessions
+process of its own (`trials`). The trial has limits on CPU time and memory. So a child with sessions
 compiles only grammars that were compiled before and whose cost is known. Messages of a session wait
 while its grammar is tried, so they keep their order.
 
@@ -9,9 +9,9 @@ When a child ends, whatever it had not answered is answered as failed. Its succe
 its sessions; the callers open and replay them, since the parent keeps no tokens. A grammar within
 which children ended twice is refused by name, as the client's error, for some minutes.
 
-Every request is answered exactly once, on the event loop, also when the queue is full and when the
-service stops. A close and a commit that came too late are never answered. Knows no sockets to the
-outside.
+Every request is answered exactly once, on the event loop. That holds when the queue is full and
+when the service stops. A close and a commit that came too late are never answered. Knows no sockets
+to the outside.
 """
 
 from __future__ import annotations

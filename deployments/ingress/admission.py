@@ -1,7 +1,7 @@
 """Limits how many sessions a router runs at once, how many may wait, and for how long.
 
 Requests are served first come, first served. A request without room is refused at once with
-`Overloaded`, so that a client or a load balancer can try elsewhere.
+`Overloaded`. So a client or a load balancer can try elsewhere.
 
 A queue that is too slow counts as full too. A request that would most likely wait in vain is
 refused before the wait and not after it. By Little's law a place becomes free every (mean length of

@@ -2,8 +2,8 @@
 
 A line is `{"prompt_ids": [...], "answer_ids": [...]}`, what `python -m models.distill --answers`
 reads. Each router writes files of its own that only their owner may read. The oldest are deleted
-when all files of the folder take more than is allowed or are older than is allowed. A thread of its
-own writes, so a slow disk holds up no stream. Answers are then left out and counted.
+when the folder's files take more than is allowed, or are too old. A thread of its own writes, so a
+slow disk holds up no stream. Answers are then left out and counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Engines of one device, stepped by turns in the event loop itself: no thread, no socket, no Ray.
 
 This serves measurements of engines and loop alone, and draft and target that share a device. A step
-of one is a step the other must wait for anyway. Engines that come first go first. So with the draft
-before the target all drafts are ready before the target's pass, and one pass verifies them all.
+of one is a step the other must wait for anyway. Engines that come first go first. If the draft
+comes before the target, all drafts are ready before the target's pass. One pass then verifies them
+all.
 
 Between steps the event loop gets turns until every session has come back with its next message. It
 stops waiting when no message has come for a while. That is what `models.scheduler.batch_window`

@@ -1,7 +1,7 @@
 """Sampling parameters of the Python API: the fields of an HTTP request, checked by its schema.
 
 There is no list of parameters here and no rule of its own. `SamplingParams` takes the fields of a
-request body, apart from its prompt and the delivery of its answer, with the same refusals.
+request body, with the same refusals. The prompt and the delivery of the answer are not among them.
 """
 
 from __future__ import annotations

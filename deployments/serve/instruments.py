@@ -1,8 +1,8 @@
 """Instruments that are written once and read in two places: Prometheus' text and Ray's metrics.
 
 `Meters` makes counters, gauges and histograms of one process. Each is kept in a registry of its
-own, which GET /metrics prints, and written to a mirror if there is one. Ray's metrics leave each
-node by its agent, so that every replica is scraped and not only the one a proxy picks.
+own, which GET /metrics prints. It is also written to a mirror if there is one. Ray's metrics leave
+each node by its agent. So every replica is scraped, and not only the one a proxy picks.
 """
 
 from __future__ import annotations

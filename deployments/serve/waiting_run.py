@@ -10,8 +10,9 @@ not 0, and the kernel ends the cluster with it. There is nothing to be ended in 
 give the status 0, SIGTERM prints a trace of Ray's core. A run that has joined a cluster gets
 Ctrl-C, so that it takes Serve along.
 
-Only a run of this machine that started this cluster's Serve is ended, and only while nothing is
-served in it. An application that is refused beside running ones, or is deployed anew, stops none.
+Only a run of this machine that started this cluster's Serve is ended. It is ended only while
+nothing is served in it. An application that is refused beside running ones, or is deployed anew,
+stops none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Counts how often texts differ: by comparison, task and temperature, with intervals.
 
-A comparison sets two ways side by side: A and B, a server and itself again, a server with and
-without crowd. Each question counts once in it. The difference of a server from itself is the floor.
-Only a higher difference shows that the other server is another one.
+A comparison sets two ways side by side. They are A and B, a server and itself again, or a server
+with and without crowd. Each question counts once in it. The difference of a server from itself is
+the floor. Only a higher difference shows that the other server is another one.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 The model takes every draft token to be accepted with probability a. A round of k draft tokens
 commits E = (1 - a^(k+1)) / (1 - a) tokens. A round costs one target pass and k draft steps, each a
-share c of that pass. So drafting is E / (1 + k c) times as fast as plain decoding. (Leviathan,
-Kalman, Matias, arXiv 2211.17192, theorem 3.8.) That takes a pass of k + 1 rows for as long as one
-of one row. A study of a real pair measures it.
+share c of that pass. So drafting is E / (1 + k c) times as fast as plain decoding. The source is
+Leviathan, Kalman, Matias, arXiv 2211.17192, theorem 3.8. It takes a pass of k + 1 rows to be as
+long as one of one row. A study of a real pair measures it.
 
 Some texts name the cost the other way round: a target pass takes c = 10 to 50 draft steps. A c
 above 1 is read as target over draft. A draft step that takes longer than a target pass never pays.

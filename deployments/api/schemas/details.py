@@ -86,9 +86,9 @@ class RoundTime(TypedDict):
 class DetailedRound(TypedDict):
     """A verdict of the target. `why` is null where the target went on alone by the last plan.
 
-    `last` is the kind of the last of its `num_tokens` tokens: `recovered` after a rejection,
-    `bonus` after an accepted whole draft, `plain` without a draft. `rejected` names the tokens that
-    a model drafted in vain. Copied text is never named, because it may be another answer's.
+    `last` is the kind of the last of its `num_tokens` tokens. It is `recovered` after a rejection,
+    `bonus` after an accepted whole draft, and `plain` without a draft. `rejected` names the tokens
+    that a model drafted in vain. Copied text is never named, because it may be another answer's.
     """
 
     round: int

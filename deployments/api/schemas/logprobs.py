@@ -1,7 +1,8 @@
 """Logprobs in OpenAI's two shapes, and the prompt's in vLLM's.
 
-A token is named by its text. A part of a character has none and is named by its bytes like in
-OpenAI's API: `\\xe2\\x82` in chat answers, `bytes:\\xe2\\x82` in completions, where names are keys.
+A token is named by its text. A part of a character has no text. It is named by its bytes, as in
+OpenAI's API. Such a name is `\\xe2\\x82` in chat answers. It is `bytes:\\xe2\\x82` in completions,
+whose names are keys.
 
 Shapes are plain dicts and are encoded token by token (`api/writing/json_chunks.py`). A long text or
 prompt has a hundred thousand entries, each about 75 bytes of JSON.

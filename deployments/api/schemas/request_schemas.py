@@ -1,9 +1,9 @@
 """JSON schemas of the request bodies as this server reads them, for the OpenAPI page.
 
 They are pydantic's own schemas of the shapes in `requests.py`. They are loosened by the parts that
-`bodies.py` lets pass before a shape sees them: nulls, fields without effect, values that ask for
-nothing. They are tightened by the limits of the served model (`requests.py`). Rules between two
-fields are not in them.
+`bodies.py` lets pass before a shape sees them. These are nulls, fields without effect and values
+that ask for nothing. They are tightened by the limits of the served model (`requests.py`). Rules
+between two fields are not in them.
 """
 
 from __future__ import annotations

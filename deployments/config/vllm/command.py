@@ -54,7 +54,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_words(options: argparse.Namespace) -> dict[str, Any]:
-    """The words that a command line has, by vLLM's names in Python."""
+    """Return the words that a command line has, by vLLM's names in Python."""
     found = {key: getattr(options, f"vllm_{key}") for key in {**WORDS, **SERVER_WORDS}}
     return {key: value for key, value in found.items() if value is not None}
 
@@ -91,7 +91,10 @@ def serve_page(words: Mapping[str, Any], argv: Sequence[str]) -> str:
 
 
 def _bundles(config: AppConfig) -> list[Tree]:
-    """On a CPU little is set aside, as in the shipped files: the ranks share the cores."""
+    """Return placement groups for models that run on a CPU.
+
+    Little is set aside, as in the shipped files: the ranks share the cores.
+    """
     return [
         {
             "name": deployment_of(section),
