@@ -1,7 +1,7 @@
 """Reads the small files of a model's folder; what cannot be read is one sentence with its path.
 
 All code that reads such a file does so here. So a check, a router and an engine give the same error
-for a file that is cut off, that git-lfs has not fetched, or that holds something else.
+for a broken file. It may be cut off, or not fetched by git-lfs, or hold something else.
 """
 
 from __future__ import annotations

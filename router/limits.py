@@ -1,9 +1,8 @@
 """Limits of one session: of every wait, of attempts to replace a lost part, and of drafting.
 
 They are sections of the config tree (`router.timeouts`, `router.speculation`). These classes define
-the keys of the YAML files and the limits of requests, and they are the only place of their
-defaults. What they mean for a running session is in `remote.recovery`, `remote.exchange` and
-`drafters.choice`.
+the keys of the YAML files and the limits of requests. They are the only place of their defaults. A
+running session applies them in `remote.recovery`, `remote.exchange` and `drafters.choice`.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from router.types import Detokenizer, FinishReason
 class StopResult:
     """The taken part of a round's tokens: `num_tokens` of them, and the text that they release.
 
-    `offsets` has one entry for each token that the text now shows at least in part, each token once
-    and in order. An entry is the number of characters of the whole text before it. A token without
-    text of its own counts to the next one.
+    `offsets` has one entry for each token that the text now shows at least in part. Each token has
+    one entry, in order. An entry is the number of characters of the whole text before it. A token
+    without text of its own counts to the next one.
     """
 
     num_tokens: int

@@ -163,9 +163,9 @@ class ShownToken:
 class Delta:
     """New text and the tokens committed with it; the text may come later than the tokens.
 
-    If the request asks for logprobs, `shown` has the tokens of the text shown so far that were not
-    in an earlier delta. A character of several tokens is shown with the last of them. The first
-    delta has `prompt_logprobs`, one for each prompt token but the first, packed
+    `shown` is there if the request asks for logprobs. It has the tokens of the text shown so far
+    that were not in an earlier delta. A character of several tokens is shown with the last of them.
+    The first delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the

@@ -1,7 +1,7 @@
 """Finds the configured models and checks their small files, before minutes of loading.
 
 A `model_path` is a folder or a GGUF file, as given or in the repo. It may also name a model in the
-cache, or one on the hub, of which only small files are fetched here. A GGUF file is converted to a
+cache or on the hub. Only small files are fetched from the hub here. A GGUF file is converted to a
 folder of the cache at its first use. Later requests find the folder. Errors name the config key of
 the path. They are a wrong path, a context that is too short, or a draft whose token ids mean
 something else. Knows neither Ray nor torch.

@@ -1,10 +1,10 @@
 """A child process of the constraint service: one `GrammarHost` that answers on a socket.
 
 Started as `python -m deployments.constraint.child SOCKET_FD PAGE_FD` by `process.py`. It has two
-threads. One answers, at normal priority, because a model's pass waits for masks. (At nice 19 with
-both cores busy their 90th percentile was 80 ms instead of 0.2.) One compiles, at a lower priority,
-while llguidance releases the interpreter. So masks are answered while a grammar compiles. Messages
-of a session whose grammar is being compiled wait for it.
+threads. One answers, at normal priority, because a model's pass waits for masks. The 90th
+percentile of masks was 80 ms instead of 0.2 at nice 19 with both cores busy. The other compiles, at
+a lower priority, while llguidance releases the interpreter. So masks are answered while a grammar
+compiles. Messages of a session whose grammar is being compiled wait for it.
 
 It limits its own memory and stays well below (`memory`). It arms an alarm before every message, so
 that it ends even when its parent is gone. It ends when the socket closes.

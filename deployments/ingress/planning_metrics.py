@@ -1,9 +1,9 @@
 """Shows a router's planner as metrics and as a line in the log: k, round times, the gain.
 
 The gain is measured and not computed. The planner makes a small share of rounds without drafts, as
-a control. It sums tokens and time of both sorts by task class. A session of a class with a gain of
-1.3 gets 1.3 times the tokens per second that it gets without drafts. Both are beside the same other
-sessions on the same machine.
+a control. It sums tokens and time of both sorts by task class. Its gain is 1.3 if a session gets
+1.3 times the tokens per second that it gets without drafts. Both are beside the same other sessions
+on the same machine.
 """
 
 from __future__ import annotations

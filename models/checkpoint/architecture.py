@@ -1,9 +1,9 @@
 """Decides from a checkpoint's config whether its architecture is served, before weights are read.
 
-A model is served if it keeps, for each token, one key and one value per layer and head, and reads
-them by position. Then a session is rolled back by forgetting positions, and sessions of any lengths
-share a pass. Layers may see all positions or a window of the last ones. Everything else is refused
-here by name; wrong text is worse than no text.
+A model is served if its KV cache has one key and one value per token, layer and head. It must also
+read them by position. A session is then rolled back by forgetting positions, and sessions of any
+lengths share a pass. Layers may see all positions or a window of the last ones. Everything else is
+refused here by name; wrong text is worse than no text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 transformers' own loader decides which stored tensor becomes which weight. It takes tensors without
 storage, made of the files' headers. So a model of any size is checked against its files in a
-second, with the same result as when it is loaded.
+second. The result is the same as when it is loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measured time as a function of a count: rows of a pass, sessions in a draft step.
 
-Nothing is assumed of the shape but that more takes no less time. Times are kept by size: each count
-up to 8 has a cell of its own, and so have about 15% of larger ones. A cell keeps the median of its
+Nothing is assumed of the shape but that more takes no less time. Times are kept by size. Each count
+up to 8 has a cell of its own. A cell of larger ones spans about 15%. A cell keeps the median of its
 last few counts. Read out, the cells form a curve that never falls, straight between them.
 
 Medians are used because passes vary. Some take several times as long as usual, and a long context
@@ -110,8 +110,9 @@ class CostTable:
     def _forget(self) -> None:
         """Forget stale cells that no pass can be as dear as.
 
-        Twice the count takes at most twice the time. So a value that is dearer, in proportion, than
-        a fresh smaller count was a hiccup, or the machine was slow then. Nobody would try it again.
+        Twice the count takes at most twice the time. If a stale value is dearer, in proportion,
+        than a fresh smaller count, it was a hiccup. Or the machine was slow then. No pass would
+        measure such a count again.
         """
         least_per_count = math.inf
         for key in sorted(self._cells):

@@ -1,8 +1,8 @@
 """Layers with what comes before and after them, as one program of compiled kernels.
 
 The rows of a pass begin differently: a decoder's are embeddings, a drafting layer's are joined with
-states. The rest is the same: layers, then a norm and the product that gives the logits, for some of
-the rows. Nothing of a pass goes back to Python in between.
+states. The rest is the same for both: layers, then a norm and the product that gives logits. Only
+some of the rows have logits. Nothing of a pass goes back to Python in between.
 """
 
 from __future__ import annotations

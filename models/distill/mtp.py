@@ -1,10 +1,10 @@
 """An MTP head for a frozen model: one decoder layer that guesses on from the target's last state.
 
-Its row at position p joins the state that gave token p with that token and gives the state for
+Its row at position p joins the state that gave token p with that token. It gives the state for
 token p + 1. Further steps of a draft take the head's own state in place of the target's. Training
 does the same. Step n of every row attends to the keys that the steps before it would have left in
-the cache. These are rows of true states up to n - 1 places before it, and one row of each step
-since (DeepSeek-V3 2412.19437 2.2; one layer again and again as in FastMTP 2509.18362).
+the cache. These are rows of true states up to n - 1 places before it, and one row per step since.
+Sources: DeepSeek-V3 2412.19437 2.2; one layer again and again as in FastMTP 2509.18362.
 
 Shape letters: B rows of the batch, L length, F hidden size, H heads, K key heads, D head size.
 """
@@ -106,8 +106,8 @@ class MtpLayer(nn.Module):
 def _attention(query: Tensor, steps: list[_Keys], scale: float) -> Tensor:
     """Compute attention [B, H, L, D] of the newest step's rows.
 
-    Keys are the first step's, up to as many places back as there were steps since, and one key of
-    each of these.
+    A row sees keys of the first step, up to as many places back as there were steps since. It also
+    sees one key of each of these steps.
     """
     length, num_since = query.shape[2], len(steps) - 1
     first = steps[0]

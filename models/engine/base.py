@@ -1,17 +1,17 @@
-"""What both engines are made of: submit messages in any order, step, take the replies.
+"""The base of both engines: submit messages in any order, step, take the replies.
 
     submit() -> header rules (`sessions`) -> a job per session (`jobs`)
     step()   -> masks that came -> one pass (`batch`, `runner`) -> sampled tokens (`sampler`)
                 -> the subclass turns these into replies or further rows
 
-One thread drives an engine; it knows no sockets, threads or processes. Masks are asked for when
-the tokens they belong to are known and are expected by the end of the pass. A session whose
-masks are later keeps its logits and is completed in a later step; the others go on.
+One thread drives an engine; it knows no sockets, threads or processes. Masks are asked for when the
+tokens they belong to are known. They are expected by the end of the pass. A session whose masks are
+later keeps its logits and is completed in a later step; the others go on.
 
-Invariants: every message that asks for an answer is answered once with its own `seq` (again for
-each repeat) unless a newer one replaces it, and while that takes long `Queued` goes out at
-intervals; a constrained session never gets a token without its mask. A failing forward pass is not
-survived: the exception leaves `step`.
+Invariants: every message that asks for an answer is answered once with its own `seq`, again for
+each repeat. Only a message that a newer one replaces is not. `Queued` goes out at intervals while
+an answer takes long. A constrained session never gets a token without its mask. A failing forward
+pass is not survived: the exception leaves `step`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Engine(ABC):
 
     @property
     def has_work(self) -> bool:
-        """Whether a `step` would do something now."""
+        """True if a `step` would do something now."""
         if self._jobs.has_replies or not self._jobs:
             return self._jobs.has_replies
         return not self._is_stalled or self._notices.is_time_to_look(self._clock())
@@ -153,11 +153,11 @@ class Engine(ABC):
         self._close(session_id, None)
 
     def load(self) -> EngineLoad:
-        """How full and how busy the engine is; cheap enough to be asked while streams run."""
+        """Return how full and busy the engine is; cheap enough to be asked while streams run."""
         return engine_load(self._table, self._runner.pool, self._totals, self._times, self._planner)
 
     def stats(self) -> EngineStats:
-        """The same and the tokens in the cache, for tests and benchmarks."""
+        """Return the load and the tokens in the cache, for tests and benchmarks."""
         return engine_stats(self.load(), self._table, self._runner.pool.block_size)
 
     @property
@@ -167,7 +167,7 @@ class Engine(ABC):
         return pool.num_blocks - pool.num_free
 
     def idle_s(self) -> dict[str, float]:
-        """For each session the seconds since its last message or answer; 0 while it has a job."""
+        """Return the seconds since each session's last message or answer; 0 while it has a job."""
         now = self._clock()
         return {
             session.session_id: 0.0 if session.job is not None else now - session.last_active_s
@@ -185,11 +185,11 @@ class Engine(ABC):
         return list(self._table)
 
     def block_tables(self) -> list[BlockTable]:
-        """All block tables in use, for `BlockPool.check`."""
+        """Return all block tables in use, for `BlockPool.check`."""
         return [session.table for session in self._everyone()]
 
     def _everyone(self) -> list[Session]:
-        """All sessions that may hold blocks."""
+        """Return all sessions that may hold blocks."""
         return list(self._table)
 
     # --- what a message asks for: the subclass ----------------------------------------------------
@@ -200,7 +200,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _sample(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-        """The tokens of each job; `whole` [R, V] are their logits in order, if they are in one."""
+        """Sample the tokens of each job; `whole` [R, V] are all logits, if in one tensor."""
 
     @abstractmethod
     def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
@@ -212,14 +212,14 @@ class Engine(ABC):
 
     @abstractmethod
     def _on_starved(self, session: Session) -> None:
-        """The job needs blocks that older sessions hold."""
+        """Act on a job that needs blocks which older sessions hold: end it or let it wait."""
 
     @abstractmethod
     def _on_oversized(self, session: Session) -> None:
         """End the job: the whole KV pool is too small for the session."""
 
     def _end_job(self, session: Session) -> None:
-        """The session's job is over, answered or not. Idempotent."""
+        """End the session's job, answered or not. Idempotent."""
         self._jobs.end(session)
 
     def _expire(self, now: float) -> None:
@@ -347,8 +347,8 @@ class Engine(ABC):
 def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
     """Give each session what the pass computed for it, in the order of `rows`.
 
-    Of one session those of its prompt come first, then those its job samples from: of its last
-    rows, then of side paths.
+    A session's logits of prompt rows come first. Those that its job samples from follow: its last
+    rows, then its side paths.
 
     Args:
         logits: [R, V].

@@ -1,18 +1,19 @@
 """The draft model's engine: catch up with the committed tokens, then draft k tokens, one a step.
 
-Under `coupled` it samples with the target's noise and the target's score function, so a drafted
-token is the one the target would sample if their logits agreed; under `rejection` it samples from a
-truncated distribution that goes with the draft. Sessions join and leave between steps. A draft ends
-early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
-room. Its cache lags the tokens by the last drafted one, which no pass has read yet.
+The rule `coupled` samples with the target's noise and the target's score function. So a drafted
+token is the one that the target would sample if their logits agreed. The rule `rejection` samples
+from a truncated distribution that goes with the draft. Sessions join and leave between steps. A
+draft ends early rather than holding others up. That is so at a late or missing mask, at its
+deadline, and when there is no room. A session's KV cache lags its tokens by the last drafted one,
+which no pass has read yet.
 
 A message may bring a guess of what the draft will say (`Propose.guess`). One pass then samples in
-all its rows: what equals the guess is drafted, and so is the first token that does not, or the one
-behind a guess that is right throughout. Those are the tokens of as many single steps, for each is
-sampled from the same text with the same noise.
+all its rows. The tokens that equal the guess are drafted, and so is the first one that does not. If
+the whole guess is right, the token behind it is drafted too. The same number of single steps would
+draft the same tokens. Each token is sampled from the same text with the same noise.
 
-A message may also ask for all of these rows at once (`Propose.replays`): what the model would have
-drafted along a text that is known.
+A message may also ask for all of these rows at once (`Propose.replays`). They are the tokens that
+the model would have drafted along a known text.
 
 On a GPU the steps of drafts that need nothing from the host run as one chain (`drafting.chain`).
 """
@@ -81,7 +82,7 @@ class DraftEngine(Engine):
         self._pass_s: float | None = None  # of the newest `step`
 
     def wait_s(self, now: float) -> float:
-        """A draft step never waits for others: they join the next one."""
+        """Return 0: a draft step never waits for others, because they join the next one."""
         return 0.0
 
     def step(self) -> list[Outgoing]:
@@ -224,7 +225,7 @@ class DraftEngine(Engine):
             self._finish(session, session.job, "context")
 
     def _drop_guess(self, session: Session, job: Job) -> bool:
-        """Whether there was a guess: the job goes on without it and needs less room."""
+        """Drop the job's guess, so that it needs less room; return whether there was one."""
         if not job.guess:
             return False
         session.rewrite(len(session.tokens) - len(job.guess), [])
@@ -256,7 +257,7 @@ class DraftEngine(Engine):
         )
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
-        """What is beside a pass counts with it: of a small model's step it is a quarter."""
+        """Note the pass and the host's time beside it: a quarter of a small model's step."""
         self._note_step(rows, duration_s + self._host_s, now)
         self._pass_s = duration_s
 
@@ -269,6 +270,6 @@ class DraftEngine(Engine):
 
 
 def _next_step(planned: PlannedRows, step: int) -> PlannedRows:
-    """The rows of a later step of the same session."""
+    """Return the row of a later step of the same session."""
     start = planned.start + planned.num_rows + step - 1
     return PlannedRows(planned.session, planned.job, start, 1, 1)

@@ -1,9 +1,9 @@
 """Signs of life for senders that wait: a job that was not answered for long reports `Queued`.
 
 A sender that hears nothing gives its lease up and comes back as the youngest session, after all
-others. So a `Queued` goes out while a job waits for KV blocks, for its turn or for the end of a
-long prompt. Its intervals are far below any sender's patience. An engine that hangs sends none, so
-silence goes on to mean that it is lost.
+others. So a `Queued` goes out while a job waits for KV blocks or for its turn. It also goes out
+until the end of a long prompt. Its intervals are far below any sender's patience. An engine that
+hangs sends none, so silence goes on to mean that it is lost.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class _JobRows(NamedTuple):
 
 
 def is_drawable(job: Job) -> bool:
-    """Whether its logits and, if it is constrained, its masks are there."""
+    """Return whether its logits and, if it is constrained, its masks are there."""
     return job.logits is not None and (job.mask is None or job.mask.rows is not None)
 
 
@@ -92,11 +92,11 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
 
 @torch.inference_mode()
 def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-    """What the target says in each job's rows, up to k + 1 tokens, for `accept_matching`.
+    """Return the target's tokens in each job's rows, up to k + 1, for `accept_matching`.
 
-    Of a tree it is one for each row, for `accept_in_tree`. Otherwise these are the target's own
-    samples, or, where the rule has a function, the accepted draft tokens and the token after them.
-    `whole` [R, V] are the logits of all rows in order, if in one tensor.
+    A tree has one token for each row, for `accept_in_tree`. The tokens are otherwise the target's
+    own samples. A rule with a function gives the accepted draft tokens and the token after them
+    instead. `whole` [R, V] are the logits of all rows in order, if in one tensor.
     """
     if not jobs:
         return []
@@ -166,7 +166,7 @@ def _num_allowed(job: Job) -> list[int]:
 
 
 def legal_prefix(job: Job, tokens: list[int]) -> list[int]:
-    """The tokens before the first one its mask forbids (a row may allow none at all)."""
+    """Return the tokens before the first one its mask forbids (a row may allow none at all)."""
     if job.mask is None or job.mask.rows is None:
         return tokens
     for i, (mask, token) in enumerate(zip(job.mask.rows, tokens, strict=False)):
@@ -201,7 +201,7 @@ def _adjusted(
 
 
 def _parts(session: Session, job: Job, first: int, count: int) -> list[_JobRows]:
-    """The job's `count` rows of the scores, which are there from `first` on."""
+    """Split the job's `count` rows of the scores, which are there from `first` on, by path."""
     position = len(session.tokens) - job.num_logits + 1
     if job.tree is None:
         return [_JobRows(session, job, first, count, position, None)]
@@ -226,7 +226,7 @@ def _counts(part: _JobRows) -> Sequence[RowCounts | None]:
 
 
 def _forbidden(part: _JobRows) -> list[Sequence[int]]:
-    """What each row may not sample after the tokens before it, the draft's among them."""
+    """Return the ids each row may not sample after the tokens before it, the draft's among them."""
     opened, position, count = part.session.opened, part.position, part.num_rows
     if not has_rules(opened.sampling):
         return [()] * count
@@ -242,7 +242,7 @@ def _forbidden(part: _JobRows) -> list[Sequence[int]]:
 
 
 def _draw_rows(logits: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
-    """The samples of all rows of `parts`, by their first row."""
+    """Sample in all rows of `parts`; return the tokens by each part's first row."""
     if not parts:
         return {}
     ids = draw_from_logits(
@@ -259,7 +259,7 @@ def _draw_rows(logits: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
 
 
 def _select(logits: Tensor, parts: list[_JobRows]) -> Tensor:
-    """The rows of `parts`; `logits` itself if these are all."""
+    """Return the rows of `parts`; `logits` itself if these are all."""
     rows = [row for part in parts for row in range(part.first, part.first + part.num_rows)]
     if len(rows) == len(logits):
         return logits
@@ -267,7 +267,7 @@ def _select(logits: Tensor, parts: list[_JobRows]) -> Tensor:
 
 
 def _samplings(parts: list[_JobRows]) -> list[Sampling]:
-    """The terms of each row."""
+    """Return the terms of each row."""
     return [part.sampling for part in parts for _ in range(part.num_rows)]
 
 

@@ -1,9 +1,9 @@
 """Start-up test: are the logits of a row the same bits however the row was batched?
 
 Random tokens go through the model once in one pass and then in the ways that serving uses. These
-are row by row, verify rounds of several rows, chunks, beside strangers of other lengths, and blocks
-side by side or scattered. The answer is published, not assumed: it depends on CPU, torch, dtype,
-threads and checkpoint.
+are row by row, in verify rounds of several rows, in chunks, and beside strangers of other lengths.
+Blocks are side by side or scattered. The answer is published, not assumed: it depends on CPU,
+torch, dtype, threads and checkpoint.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The target model's engine: verify drafts of all sessions in one ragged pass, then run on alone.
 
-A `Verify` needs logits of its last k + 1 rows (anchor and draft); decode and verify rows of all
+A `Verify` needs logits of its last k + 1 rows (anchor and draft). Decode and verify rows of all
 sessions, and chunks of prompts, share each pass. After the verdict, `run_on` plain steps follow
 until an eos, the context's end, or the session's next message.
 
-After a verdict the session's tokens are the committed ones, the accepted ones, and the recovered or
-bonus token, whose KV the next row writes. A session without KV blocks waits here and is computed
-again from its tokens. Where the model has heads, plain steps may verify drafts that these made of
-the states of the pass before (`drafting.own`).
+The session's tokens after a verdict are the committed and the accepted ones and the recovered or
+bonus token. The next row writes the KV of that last token. A session without KV blocks waits here
+and is computed again from its tokens. A model's heads may draft for plain steps, from the states of
+the pass before (`drafting.own`).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class TargetEngine(Engine):
         self._jobs.start(session, job)
 
     def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
-        """What the draft's tokens were sampled from; empty where the rule does not ask.
+        """Return the draft tokens' distributions; empty if the rule does not ask for them.
 
         Raises:
             ValueError: the message's distributions are none, or not those of its draft.
@@ -251,7 +251,7 @@ class TargetEngine(Engine):
             self._jobs.ask_masks(session, job)
 
     def _verdict(self, session: Session, job: Job, tokens: list[int]) -> Acceptance:
-        """What is accepted of the draft, which is among the session's tokens then."""
+        """Return the accepted part of the draft, which is among the session's tokens then."""
         if job.tree is None:
             return accept_matching(job.draft, tokens, session.opened.eos_ids)
         rows, token = accept_in_tree(job.tree, tokens, session.opened.eos_ids)
@@ -298,9 +298,9 @@ class TargetEngine(Engine):
 
     @staticmethod
     def _prompt_logprobs(session: Session, job: Job) -> list[bytes]:
-        """Those of the prompt, for the verdict that brings the first generated token.
+        """Return the prompt's logprobs for the verdict that brings the first generated token.
 
-        They stay with the session until its messages show that the sender has that token.
+        The logprobs stay with the session until its messages show that the sender has that token.
         """
         is_wanted = job.part == 0 and not session.is_past_prompt
         return list(session.prompt_logprobs) if is_wanted else []
@@ -309,7 +309,7 @@ class TargetEngine(Engine):
         self._fail(session, "mask_unavailable", reason)
 
     def _on_starved(self, session: Session) -> None:
-        """It waits: its job stays, and is planned again in every pass."""
+        """Let the session wait: its job stays, and is planned again in every pass."""
         if self._forks.give_up_last_block(session):
             self._is_stalled = False
 
@@ -341,7 +341,7 @@ class TargetEngine(Engine):
                 self._window.note_chunk(planned.session.session_id, planned.num_rows)
 
     def _note_forks(self, rows: list[PlannedRows], duration_s: float) -> None:
-        """What a pass computed for forks is part of the time of their sessions' answers."""
+        """Count a pass's time for forks into the answers of the sessions that own them."""
         num_own: dict[Session, int] = {}
         for planned in rows:
             if planned.session.taker is not None:

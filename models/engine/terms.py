@@ -1,7 +1,7 @@
-"""Checks of messages: whether passes can be computed and sampled by what they say.
+"""Checks that passes can be computed and sampled by the terms of messages.
 
-Clients' values are checked with narrower limits where they come in; here a peer of another version,
-or a broken one, must not bring down the pass of everybody.
+Clients' values are checked with narrower limits where they come in. The checks here are against a
+peer of another version, or a broken one. It must not bring down the pass of everybody.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Chooses the sizes of pass that are captured as CUDA graphs, and each pass's graph. Plain ints.
 
 A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has a
-number of rows and a bound on the rows of one session, by which kernels choose their tiles. The
+number of rows and a bound on the rows of one session. Kernels choose their tiles by that bound. The
 bound is 1 for draft and decode steps, `VERIFY_ROWS` for verify rounds. Their sizes are spaced so
 that a pass is never padded by more than a third, or by 7 rows.
 
 Passes with chunks of prompts have buckets of their own, up to `PROMPT_ROWS` rows. These let a
 session have all of the rows. Such a pass takes as long as reading the weights, however many of its
-rows are padding. Launching it kernel by kernel takes about as long: 5 ms of the host for 32 layers
-of 9 launches (5 to 30 us each, estimated). An 8B model on an H100 computes for 4.5 ms. Streams
-beside the chunk would wait for that. Longer passes compute for longer than they take to launch, and
-padding them would cost more than it gains.
+rows are padding. Launching it kernel by kernel takes about as long: 5 ms of the host. That is for
+32 layers of 9 launches (5 to 30 us each, estimated). An 8B model on an H100 computes for 4.5 ms.
+Streams beside the chunk would wait for that. Longer passes compute for longer than they take to
+launch, and padding them would cost more than it gains.
 
 Graphs are captured smallest first. If memory exceeds its bound, the largest are missing. Their
 passes compute the longest, so launches kernel by kernel cost them the least.

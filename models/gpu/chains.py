@@ -1,10 +1,10 @@
 """Several draft steps in one graph: each pass reads the ids that the draw before it left.
 
-Passes alone are replayed from graphs too (`graphs.py`). Between two of them a chain of draft steps
-would upload index arrays and the terms of a draw, and launch the draw's kernels. Of a small model's
-step, which takes about a millisecond, that is a part worth having (some 5%, estimated). All inputs
-of those steps but the ids are known before the first one. So they are uploaded at once here, and
-one replay is all steps with their draws.
+Passes alone are replayed from graphs too (`graphs.py`). A chain of draft steps would then upload
+index arrays and the terms of a draw between two of them. It would also launch the draw's kernels. A
+small model's step takes about a millisecond, and that is some 5% of it (estimated). All inputs of
+those steps but the ids are known before the first one. So they are uploaded at once here, and one
+replay is all steps with their draws.
 
 Steps have one row a session. Sizes are few, as each is captured for every number of steps. With
 more sessions a step's pass takes longer, and the time between passes matters less.

@@ -1,10 +1,10 @@
 """The Llama family's forward pass in few launches, around a paged attention kernel.
 
 transformers asks a GPU for 41 operations a layer, most of them small, and each is a launch. Here
-they are 9. Query, key and value share one product, gate and up another, and the work between
-products and attention is one operation each (`operations.py`). Which kernel computes a product is
-torch's choice. Ranks that share the model each have their heads and columns; the sums over ranks
-are those of `models.parallel`. Other architectures keep transformers' layers.
+they are 9. Query, key and value share one product, gate and up another. The work between products
+and attention is one operation each (`operations.py`). Which kernel computes a product is torch's
+choice. Ranks that share the model each have their heads and columns; the sums over ranks are those
+of `models.parallel`. Other architectures keep transformers' layers.
 
 Shape letters: R rows, H query heads, K key heads, D head size, F hidden size.
 """

@@ -2,7 +2,7 @@
 
 Passes whose shape has a bucket are replayed from captured graphs, the others are run as they are.
 The graphs are captured when a `PagedBackend` is made. Their results may differ from those of eager
-passes, because the kernels' tiles may depend on the shape; `self_test` measures it.
+passes, because the kernels' tiles may depend on the shape. `self_test` measures it.
 """
 
 from __future__ import annotations

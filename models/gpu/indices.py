@@ -1,9 +1,9 @@
 """The index arrays of a ragged pass over paged KV, padded or not. Plain ints and numpy; no model.
 
 A pass of R rows and S sessions is described as a paged attention kernel wants it. It has each row's
-slot for its key, the cumulative row counts of sessions, the number of each session's keys, and the
-block table of their pages. All of it travels to the device in two arrays, one of int64 and one of
-int32. `PassTensors` cuts them into views.
+slot for its key and the cumulative row counts of sessions. It also has the number of each session's
+keys and the block table of their pages. All of it travels to the device in two arrays, one of int64
+and one of int32. `PassTensors` cuts them into views.
 
 Padding adds rows and sessions without an owner. Every padded row is a session of its own with one
 key, which is in the null block. Sessions left over have no rows and no keys. So a pass padded to n

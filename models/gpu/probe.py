@@ -3,11 +3,11 @@
 Torch from 2.11 to 2.13 is supported, by what it can do and not by its number. All of them have
 `varlen_attn`; block tables, key counts and `num_splits` came to its signature by 2.12. The
 implementation behind it varies. The built-in FlashAttention 2 takes pages of a multiple of 256
-tokens at best (`block_size: 256`) and refused block tables at first. FlashAttention 3 (Hopper,
+tokens at best (`block_size: 256`). It refused block tables at first. FlashAttention 3 (Hopper,
 package `flash_attn_interface`) takes pages of any size. FlashAttention 4 reads pages on Blackwell
 only (pytorch pull requests 175924, 176905, 179760; flash-attention issue 1627). They are switched
 by `torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs
-small ragged passes with the model's own heads, at each possible page size, and must agree with the
+small ragged passes with the model's own heads, at each possible page size. It must agree with the
 reference. If none does, the gathering back-end, `models/attention/gather.py`, serves the model; it
 needs no kernel.
 

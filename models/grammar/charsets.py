@@ -1,9 +1,9 @@
 """Sets of characters as Python's `re` sees them. Standard library only.
 
 A set is a tuple of ranges of code points, ascending, disjoint, both ends included. `re` itself
-tells which characters are digits, word characters, white space or the same but for their case, once
-for each process. So the sets mean the same to a client that checks an answer with `re.fullmatch`.
-Lone surrogates are in no set: a text that can be sent has none.
+tells which characters are digits, word characters or white space. It also tells which differ only
+in case. It is asked once for each process. So the sets mean the same to a client that checks an
+answer with `re.fullmatch`. Lone surrogates are in no set: a text that can be sent has none.
 """
 
 from __future__ import annotations

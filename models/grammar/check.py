@@ -4,7 +4,7 @@
     echo '{"a": 1}' | python -m models.grammar.check --schema schema.json -
 
 The command needs no model: without `--tokenizer` every byte is a token. It ends with 0 if the whole
-text obeys the grammar, 1 if it does not, 2 if the grammar is refused.
+text obeys the grammar, and with 1 if it does not. It ends with 2 if the grammar is refused.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Finds the tokens that a grammar forces: key names, punctuation, the rest of an enum's value.
 
 llguidance walks on while only one byte is possible. It cuts those bytes as the tokenizer cuts them
-after the text's last token. It keeps the tokens at the end only if nothing that the grammar allows
-next could merge with them, by the vocabulary's spelling. The others are cut here and follow as the
-edge. After `{"city` a grammar for `{"city": <string>}` forces `": "`. If the vocabulary has `": "`
-and also `": "x`, that is one token at the edge. Strings may begin with an x, though few do, and a
-tokenizer that splits words from quotes would not merge the two if they did.
+after the text's last token. A token at the end could merge with the text that the grammar allows
+next. llguidance finds such tokens by the vocabulary's spelling and does not keep them. They are cut
+here and follow as the edge. For example, a grammar for `{"city": <string>}` forces `": "` after
+`{"city`. If the vocabulary has `": "` and also `": "x`, that is one token at the edge. Strings may
+begin with an x, though few do. A tokenizer that splits words from quotes would not merge the two
+even then.
 
 Every question is asked of a copy of the matcher. Source: llguidance 1.9 `compute_ff_tokens`,
 `compute_ff_bytes`.

@@ -2,7 +2,7 @@
 
 A pure handler: messages in, replies out, no sockets, no tasks, no clock of its own. It holds a
 compile cache (least recently used goes first; refusals are kept too) and a table of sessions. A
-caller that goes on answering while a grammar compiles asks `lacks`, compiles elsewhere and hands
+caller may go on answering while a grammar compiles. It asks `lacks`, compiles elsewhere and hands
 the result in by `put`. The caller also watches the memory (`evict`, `forget`). A session holds
 committed generated tokens only, and a mask request walks on a copy. So draft and target may ask for
 the same session in any order, from any committed length they know of.
@@ -12,8 +12,8 @@ first time. A commit that contradicts the committed tokens rolls back first, as 
 protocol. It needs a `seq` above all seen before, so a late message changes nothing.
 
 A matcher that hits a limit is of no further use. Neither is its lexer, which it shares with the
-other sessions of its grammar and which they may have filled. So the first time a session breaks it
-is forgotten, and its router opens and replays it on a fresh lexer. If it breaks again, the grammar
+other sessions of its grammar and which they may have filled. So a session that breaks for the first
+time is forgotten. Its router opens and replays it on a fresh lexer. If it breaks again, the grammar
 is refused, because the same tokens would always break it.
 
 The host does not know the epoch of its process. A session belongs to the epoch it was opened with.

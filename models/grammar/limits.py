@@ -1,7 +1,7 @@
 """Refuses by name what must not reach a grammar's compiler. Standard library only.
 
-The compiler has limits of its own (fuel, states, items), and the constraint child has a deadline
-and a memory limit. The checks here answer the common ways to exceed them within microseconds. The
+The compiler has limits of its own (fuel, states, items). The constraint child has a deadline and a
+memory limit. The checks here answer the common ways to exceed them within microseconds. The
 sentence names the field, the place in the schema, the limit and the value.
 
 Places are written as JSON paths: `$.properties.age.multipleOf`.

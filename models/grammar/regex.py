@@ -1,7 +1,7 @@
 r"""A regular expression as a grammar: the whole text matches, as in Python's `re.fullmatch`.
 
 The dialect is Python's, read by `patterns`. No part of the text itself reaches llguidance's own
-parser, whose dialect differs: every character and every set is spelt as code points. Sets are
+parser, because its dialect differs. Every character and every set is spelt as code points. Sets are
 terminals of their own, so that `\w` (734 ranges) is spelt once however often it occurs.
 
 Anchors at the ends of the text change nothing and are left out; elsewhere they are refused.

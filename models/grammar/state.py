@@ -4,7 +4,7 @@ Copies are cheap (1-5 us) and share the knowledge of the lexer. So every questio
 copy, and a state itself holds committed tokens only.
 
 End-of-sequence tokens never enter the matcher. llguidance records an eos in one of its two end
-states and not in the other, so rolling back over one is not reliable. Here an eos is allowed
+states and not in the other. So rolling back over an eos is not reliable. Here an eos is allowed
 exactly where the text may end, and nothing is allowed after it. An illegal token leaves a state as
 it was.
 

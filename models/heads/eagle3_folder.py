@@ -1,11 +1,13 @@
 """Reads a folder of an EAGLE-3 head, in either of its two spellings (`eagle3_config.py`).
 
-fc.weight [F, 3F]; norm.weight; lm_head.weight [N, F]; d2t [N], t2d [V] bool where N < V
-original     midlayer.NAME, *.safetensors or pytorch_model.bin
-speculators  layers.0.NAME; input_norm.weight with norm_before_fc, fc_norm.I.weight with fc_norm
-NAME         hidden_norm, input_layernorm, post_attention_layernorm, mlp.*, self_attn.* whose
-             q_proj, k_proj and v_proj take [embedding ; state]
-optional     embed_tokens.weight; without it the target's
+Weights by name, first those that both spellings share:
+
+    fc.weight [F, 3F]; norm.weight; lm_head.weight [N, F]; d2t [N], t2d [V] bool where N < V
+    original     midlayer.NAME, *.safetensors or pytorch_model.bin
+    speculators  layers.0.NAME; input_norm.weight with norm_before_fc, fc_norm.I.weight with fc_norm
+    NAME         hidden_norm, input_layernorm, post_attention_layernorm, mlp.*, self_attn.* whose
+                 q_proj, k_proj and v_proj take [embedding ; state]
+    optional     embed_tokens.weight; without it the target's
 """
 
 from __future__ import annotations

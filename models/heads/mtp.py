@@ -1,9 +1,9 @@
 """An MTP head: one decoder layer that drafts token after token from the target's states.
 
-Its row at position p joins the state that gave token p with that token's embedding and gives the
+Its row at position p joins the state that gave token p with that token's embedding. It gives the
 state for token p + 1. The target's own output layer makes logits of it. The next row takes this
 state in place of the target's. So one layer drafts as many tokens as are wanted, each with keys in
-the cache (DeepSeek-V3 2412.19437 2.2, FastMTP 2509.18362).
+the KV cache. Sources: DeepSeek-V3 2412.19437 2.2, FastMTP 2509.18362.
 
 Folders are those of `speculators`, model_type mtp:
 

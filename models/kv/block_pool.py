@@ -13,8 +13,8 @@ bookkeeping of ints.
 
 A block may be kept (`BlockPool.keep`). Then no table may write it, and it is idle when no table
 lists it any more. Its KV stays until the pool needs the room. The block that became idle first goes
-first. A table lets go of its last blocks first. So if every table lists two blocks together, in
-this order, the second is never idle for a shorter time than the first.
+first. A table lets go of its last blocks first. Suppose that every table lists two blocks together,
+in this order. The second is then never idle for a shorter time than the first.
 
 Invariant: a block is free or idle exactly when no table lists it, idle if it is kept. Its reference
 count is the number of tables that list it. `BlockPool.check` proves it. Vocabulary and idea: vLLM,

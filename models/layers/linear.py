@@ -2,12 +2,12 @@
 
 They serve on CPUs where the compiled kernels (`models/cpu/product.py`) do not.
 
-A GEMM usually picks its kernel, and with it the order of its sums, by the number of rows. On a CPU
-oneDNN's packed linear kernel keeps the order for up to 1024 inputs (tried in float32 and bfloat16
-for 1 to 512 rows). So longer rows are cut into pieces of at most 1024 inputs. A piece is added to
-the ones before it inside the kernel, on its float32 accumulators. The order is always the same.
-Packing also makes 2 to 8 rows cost about what one row costs. On a CPU with AMX oneDNN would take
-kernels that do not keep the order. So it is told to do without.
+A GEMM usually picks its kernel, and with it the order of its sums, by the number of rows. oneDNN's
+packed linear kernel keeps the order on a CPU for up to 1024 inputs. This was tried in float32 and
+bfloat16 for 1 to 512 rows. So longer rows are cut into pieces of at most 1024 inputs. A piece is
+added to the ones before it inside the kernel, on its float32 accumulators. The order is always the
+same. Packing also makes 2 to 8 rows cost about what one row costs. oneDNN would take kernels that
+do not keep the order on a CPU with AMX. So it is told to do without AMX.
 
 Activation functions are wrapped for the same reason. torch computes the last few elements of a
 block with scalar code, whose rounding differs from the vector code's.

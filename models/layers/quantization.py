@@ -1,15 +1,16 @@
 """Linear layers with 8-bit weights: half the memory of bfloat16, and half to read in a pass.
 
-Each weight is rounded once, when the model is loaded, to an integer from -127 to 127 times the
-scale of its output. Inputs and sums stay in floating point. No weight moves by more than half its
-scale. So for a row x the exact product for output n moves by at most scale[n] / 2 * sum|x|.
+Each weight is rounded once, when the model is loaded. It becomes an integer from -127 to 127 times
+the scale of its output. Inputs and sums stay in floating point. No weight moves by more than half
+its scale. So for a row x the exact product for output n moves by at most scale[n] / 2 * sum|x|.
 
 Where the compiled kernels serve, products are theirs (`models/cpu/product.py`), and what is here
 rounds the weights. Elsewhere they are torch's `_weight_int8pack_mm`. Its result for a row does not
-depend on the other rows (tried in float32, bfloat16 and float16, 1 to 512 rows), so an engine stays
-batch-invariant. Its time grows with the rows. On the development machine it was faster than packed
-bfloat16 (`linear.py`) for up to 4 rows, even at 6 to 8, and two to four times slower for hundreds.
-That suits a draft, whose passes are long only when it reads a prompt. What else was tried there:
+depend on the other rows, so an engine stays batch-invariant. This was tried in float32, bfloat16
+and float16, for 1 to 512 rows. Its time grows with the rows. Packed bfloat16 (`linear.py`) was
+slower on the development machine for up to 4 rows and even at 6 to 8. It was two to four times
+faster for hundreds. That suits a draft, whose passes are long only when it reads a prompt. What
+else was tried there:
 
     torchao 0.18, weight only and dynamic: slower than packed bfloat16 without `torch.compile`
     inputs rounded to 8 bits as well (`_int_mm`, FBGEMM, oneDNN): up to twice as fast as packed

@@ -1,9 +1,9 @@
 """Rotary embeddings as tables: a position's cosines and sines do not depend on the pass.
 
-Some variants look at the longest position of a call (longrope has one set of factors for short
-texts and one for long ones). They would let one session change its neighbours. They see the
-configured maximum in every call here, so that choice is made once, for all sessions. A long
-`max_model_len` means the long factors for short texts too, as in vLLM.
+Some variants look at the longest position of a call. For example, longrope has one set of factors
+for short texts and one for long ones. Such a variant would let one session change its neighbours.
+They see the configured maximum in every call here, so that choice is made once, for all sessions. A
+long `max_model_len` means the long factors for short texts too, as in vLLM.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ limit although an idle leader has nothing to compute.
 
 On a CPU sums are taken in rank order, in float32, rounded once. A row's sum then depends neither on
 the other rows of the pass nor on timing. (gloo's own all-reduce cuts the buffer into pieces by its
-size and adds each in another order.) NCCL's sums are not ordered here.
+size. It adds each piece in another order.) NCCL's sums are not ordered here.
 
 A rank that dies breaks its connections: whatever the others wait for raises RuntimeError.
 """

@@ -25,8 +25,8 @@ class Loosened(msgspec.Struct, frozen=True, kw_only=True):
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the generated text.
 
-    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`) or the pattern
-    (`regex`, which the whole text must match). It may be the JSON text of a list of strings
+    `text` is the JSON text of the schema (`json_schema`) or empty (`json_object`). It may be the
+    pattern that the whole text must match (`regex`). It may be the JSON text of a list of strings
     (`choice`) or of a structural tag (`structural_tag`). A grammar with rules is `ebnf` or `lark`,
     in which `%json {...}` stands for JSON that obeys a schema.
     """

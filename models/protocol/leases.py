@@ -1,4 +1,4 @@
-"""Where a process listens, and the right to keep a session there. Needs msgspec only."""
+"""The address of a process, and the right to keep a session there. Needs msgspec only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a link server listens. `public_key` is its CURVE key (Z85)."""
+    """The address that a link server listens on. `public_key` is its CURVE key (Z85)."""
 
     address: str  # "tcp://10.0.0.7:41234"
     public_key: str

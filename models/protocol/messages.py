@@ -1,15 +1,15 @@
 """The messages between router, engines and constraint service. Needs msgspec only.
 
-Every engine message carries the header `(session_id, epoch, seq, base_len, prefix_hash)` and
-reads "make this session's cache exactly `base_len` tokens long, then append these tokens".
-There is no rollback message: the next `base_len` is the rollback.
+Every engine message carries the header `(session_id, epoch, seq, base_len, prefix_hash)`. It means:
+make this session's cache exactly `base_len` tokens long, then append these tokens. There is no
+rollback message: the next `base_len` is the rollback.
 
 - `epoch` names one life of an engine process; it comes with the lease.
 - `seq` rises by one per message of a session towards one engine. An engine drops a lower one,
   repeats its stored answer for an equal one, and acts on a higher one.
-- `prefix_hash` is `TokenSequence.hash_at(base_len)`. When it does not match what the engine holds,
-  or the engine holds fewer tokens, the answer is `NeedPrefix`; an unknown session or epoch is
-  answered by `NeedOpen`. The sender then sends what is missing. Failover is the same path.
+- `prefix_hash` is `TokenSequence.hash_at(base_len)`. The answer is `NeedPrefix` if it does not
+  match the engine's tokens, or if the engine holds fewer. An unknown session or epoch is answered
+  by `NeedOpen`. The sender then sends the missing part. Failover is the same path.
 - Times travel as durations in milliseconds, never as clock readings.
 - A frame is a msgpack array of such messages: everything that was ready in one tick.
 """
@@ -41,13 +41,14 @@ Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "dea
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is sampled, and how drafts are verified. `temperature` 0 is greedy.
+    """The terms by which tokens are sampled and drafts are verified. `temperature` 0 is greedy.
 
     Off are `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1. Presence and
     frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
-    `logit_bias` holds (token id, what its logit gains). Never sampled are an eos in the first
-    `min_tokens` tokens, the last of `bad_words` after its others in generated text, and ids that
-    the model has not. `num_logprobs`: -1 none, 0 of the committed token, n of n likeliest too.
+    `logit_bias` holds pairs of a token id and the number added to its logit. An eos is not sampled
+    in the first `min_tokens` tokens. The last token of one of `bad_words` is not sampled after its
+    others in generated text. Ids that the model lacks are never sampled. `num_logprobs`: -1 none, 0
+    of the committed token, n of n likeliest too.
     """
 
     temperature: float = 1.0
@@ -75,7 +76,8 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions that the tokens of a draft were sampled from, for rules that need them.
 
     Row i is of draft token i: `num_pairs` token ids and probabilities (little-endian int32 and
-    float32) that sum to 1, padded with probability 0; bit for bit what the token was sampled from.
+    float32). The probabilities sum to 1, padded with probability 0. The token was sampled from
+    these, bit for bit.
     """
 
     num_pairs: int
@@ -108,8 +110,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     """Draft up to `num_draft_tokens` tokens after `base_len + len(tokens)` committed ones.
 
-    With `replays` the answer has the token that the model says after each token of `guess`, and
-    before the first: each given those of the guess before it, whether they are its own or not.
+    If `replays` is set, the answer has the model's token at the place of each token of `guess`. One
+    more follows behind the last. Each is sampled given the guess before it, right or wrong.
     """
 
     session_id: str
@@ -129,10 +131,10 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     """Verify `draft` after the committed tokens; then go on alone for `run_on` plain steps.
 
     `tokens` are the committed tokens from `base_len` on, never empty: the logits of the last one,
-    the anchor, verify `draft[0]`. The engine answers with one `Verdict` of part 0, then one for
-    each plain step until `run_on`, eos, the context's end, or the session's next message.
+    the anchor, verify `draft[0]`. One `Verdict` of part 0 is the answer, then one for each plain
+    step. The steps end at `run_on`, eos, the context's end, or the session's next message.
 
-    An engine with heads may draft for those steps itself, where `own_drafts` allows it: then a step
+    An engine with heads may draft for those steps itself if `own_drafts` allows it. A step then
     brings several tokens.
     """
 
@@ -179,12 +181,13 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """`num_accepted` draft tokens are accepted and `token` follows them: accepted + 1 commit.
 
-    Where the session's terms ask for them, `logprobs` has one entry for each of these tokens, and
-    the verdict that brings the first generated token has `prompt_logprobs`: one entry for each
-    token of the prompt but the first, which nothing predicts, packed (`packed_logprobs.py`).
+    If the session's terms ask for logprobs, `logprobs` has one entry for each of these tokens. If
+    they ask for the prompt's, the verdict with the first generated token has `prompt_logprobs`. It
+    has one packed entry (`packed_logprobs.py`) for each prompt token but the first, which nothing
+    predicts.
 
-    Of a draft that the engine made itself (`Verify.own_drafts`) `own` are the tokens accepted: they
-    commit before `token`. It may have been a tree: `num_own_drafted` counts tokens of all paths.
+    `own` are the accepted tokens of a draft that the engine made itself (`Verify.own_drafts`). They
+    commit before `token`. `num_own_drafted` counts tokens of all paths, if it was a tree.
     """
 
     session_id: str
@@ -325,8 +328,8 @@ class GrammarStale(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_stale
 class MaskRequest(msgspec.Struct, frozen=True, kw_only=True, tag="mask_request"):
     """Masks for the states after `chain[:len(chain) - num_rows + 1 + i]`, i = 0..num_rows-1.
 
-    The chain is walked on a copy of the matcher, from its committed state at `base_len`
-    generated tokens: first tokens that were committed since, then draft tokens.
+    The chain is walked on a copy of the matcher, from its committed state at `base_len` generated
+    tokens. It has first the tokens that were committed since, then draft tokens.
     """
 
     session_id: str

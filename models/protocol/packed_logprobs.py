@@ -1,8 +1,8 @@
 """Packs the logprobs of one prompt token into bytes, the form they travel and are kept in.
 
-A prompt has an entry for each of its tokens, and only the writer of the answer looks into them. As
-objects they cost 2.3 kB a token with 20 likeliest ones, and decoding a long prompt's frame would
-hold up a router's event loop. As bytes they are 0.3 kB each, and are not decoded on the way.
+A prompt has an entry for each of its tokens, and only the writer of the answer looks into them.
+Objects would cost 2.3 kB a token with 20 likeliest ones. Decoding a long prompt's frame would hold
+up a router's event loop. Bytes are 0.3 kB a token, and are not decoded on the way.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an engine spent the time of one answer, and what a pass costs now. Milliseconds."""
+    """The parts of an engine's time for one answer, in ms, and the size of its last pass."""
 
     queue_ms: float = 0.0  # in the engine outside passes: batch window, planning, others' passes
     pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
@@ -48,7 +48,7 @@ class DraftTest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What a target saw in the rows of one answer, for a sender that wants to know.
+    """The target's view of the rows of one answer, for a sender that asks for it.
 
     `num_allowed` has an entry for each token that commits; it is empty without a constraint.
     """

@@ -1,8 +1,8 @@
 """The truncated distribution a draft token is sampled from under `rejection`, here and on the wire.
 
 The draft model keeps its `NUM_PAIRS` most likely tokens, renormalises them and samples from exactly
-that float32 distribution. So the target needs only a few pairs per token. Outside them the draft's
-probability is 0, and the rule is exact for the real distribution of each token (Leviathan, Kalman,
+that float32 distribution. So the target needs only a few pairs per token. The draft's probability
+is 0 outside them. The rule is exact for the real distribution of each token (Leviathan, Kalman,
 Matias, arXiv 2211.17192). Under `coupled` none of this is computed or sent.
 """
 

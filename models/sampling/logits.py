@@ -1,10 +1,10 @@
 """Logits to scores: the one function that draft rows, verify rows and plain decoding share.
 
-The order is that of vLLM's sampler (v1): mask, forbidden tokens (bad words, min_tokens), logit
-bias, penalties, temperature, min-p, top-k, top-p. top-k counts and top-p adds up the tokens that
-the steps before it left. A score is a biased and penalised logit divided by the temperature, or
--inf if the token may not be sampled. Nothing is normalised, because a sample is `argmax(score +
-noise)`. Rows with temperature 0 keep their masked, biased and penalised logits.
+The order is that of vLLM's sampler (v1). First come mask, forbidden tokens (bad words, min_tokens),
+logit bias and penalties. Temperature, min-p, top-k and top-p follow. top-k counts and top-p adds up
+the tokens that the steps before it left. A score is a biased and penalised logit divided by the
+temperature. It is -inf if the token may not be sampled. Nothing is normalised, because a sample is
+`argmax(score + noise)`. Rows with temperature 0 keep their masked, biased and penalised logits.
 
 Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
 Truncation (`models/sampling/truncation.py`) cuts by value, so tokens of equal score stay or go

@@ -1,8 +1,8 @@
 """Counter-based Gumbel noise g(seed, position, token): what makes sampled text reproducible.
 
-Sampling is `argmax(score + g)`. The noise of a row is a function of the session's seed and the
-absolute index of the sampled token in the session (prompt included). So draft, target and plain
-decoding sample with the same noise for any cut or batching of rounds.
+Sampling is `argmax(score + g)`. The noise of a row is a function of two numbers. They are the
+session's seed and the absolute index of the sampled token in the session (prompt included). So
+draft, target and plain decoding sample with the same noise for any cut or batching of rounds.
 
 Each (seed, position, domain) names one SplitMix64 stream (Steele, Lea, Flood 2014; it passes
 BigCrush). Token t takes the stream's output t + 1, whose upper 52 bits are the uniform. Domains

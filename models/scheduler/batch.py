@@ -6,8 +6,8 @@ streams fast (`prefill_budget`). A reserved quarter of the rows keeps prompts fr
 turn. Within each class the job that has waited longest goes first. `preemption` decides which
 sessions lose their blocks when these run out.
 
-For example, take passes of at most 512 rows, eight sessions that verify 5 rows each, and prompts of
-700 and 300 tokens. 384 rows are for short needs, which take 40. The prompts may have as many of the
+For example, a pass has at most 512 rows. Eight sessions verify 5 rows each, and prompts of 700 and
+300 tokens wait. 384 rows are for short needs, which take 40. The prompts may have as many of the
 other 472 as the budget says, say 100. The pass holds 8 * 5 rows and the first 100 of the prompt
 that came first.
 
@@ -203,8 +203,8 @@ class _Filling:
 def _whole_need(session: Session, num_computed_tokens: int, max_short: int) -> PlannedRows:
     """Return all rows after the computed ones, or from the first that must give logits.
 
-    They begin at the block's start if the first of them is in a shared block. A need counts as a
-    prompt to its end if it has more than `max_short` rows, and more than give logits. So does any
+    They begin at the block's start if the first of them is in a shared block. A need of more than
+    `max_short` rows counts as a prompt to its end, unless all its rows give logits. So does any
     fork.
     """
     job = session.job

@@ -2,7 +2,7 @@
 
 Sessions that come back at different times would split into alternating half batches, each paying a
 whole pass. So a pass waits for those it expects back, by how long each was away before, where that
-pays. There are n rows ready and m more expected. T is the time of a pass by rows, and D the time
+pays. There are n rows ready and m more expected. T is the time of a pass by rows. D is the time
 that a session is away in a round (link, and its draft steps). A round of all of them takes
 
     together      T(n + m) + D
@@ -14,10 +14,10 @@ ready:
     T = 20 ms for any rows     together 20 + 8 = 28 ms    apart max(40, 28) = 40 ms    it waits
     T = 1 ms + 1 ms a row      together 41 + 8 = 49 ms    apart max(42, 29) = 42 ms    it goes
 
-Sessions in the middle of plain steps gain nothing by waiting. While one is ready the waits are at
-most 5% of the passes' time, and none is longer than three quarters of a pass. A prompt counts by
-the rows of its last chunk. It too is better off in the pass of a stream that is soon back than in
-one before.
+Sessions in the middle of plain steps gain nothing by waiting. The waits are at most 5% of the
+passes' time while one is ready. No wait is then longer than three quarters of a pass. A prompt
+counts by the rows of its last chunk. It too is better off in the pass of a stream that is soon back
+than in one before.
 
 The window is a function of given times; it has no clock of its own.
 """

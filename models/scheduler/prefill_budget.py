@@ -1,11 +1,11 @@
 """Limits the prompt rows of a pass, so that running streams hardly notice prompts.
 
-The promise: the gap between two tokens of a running stream is at most `max_slowdown` times the gap
-without any prompts. Prompts get 85% of what that allows, in seconds.
+The promise is about the gap between two tokens of a running stream. It is at most `max_slowdown`
+times the gap without any prompts. Prompts get 85% of what that allows, in seconds.
 
-An example has max_slowdown = 2, on a machine where a pass of n rows takes 17.6 + 0.6 n ms. Four
-streams take a row each, 20 ms. So prompts may add 0.85 * (2 - 1) * 20 = 17 ms to a gap. They add to
-it in two passes, the one that computes the stream's rows and the one before:
+For example, `max_slowdown` is 2, and a pass of n rows takes 17.6 + 0.6 n ms. Four streams take a
+row each, 20 ms. So prompts may add 0.85 * (2 - 1) * 20 = 17 ms to a gap. They add to it in two
+passes, the one that computes the stream's rows and the one before:
 
     pass 1   4 rows + 28 of a prompt   37 ms   17 ms more than without the prompt
     pass 2   4 rows                    20 ms   of streams whose messages came during pass 1

@@ -5,8 +5,8 @@ blocks instead of computing its own. `published_blocks` maps chains of whole blo
 ids. This module decides which blocks of which sessions get in, and which sessions may have them.
 
 - Only committed tokens get in (`Session.committed_len`). These are tokens that the sender named as
-  its text, and those that the engine's own verdict settled, unless the session is tentative.
-  Drafted ones never get in. What is not finite never gets in.
+  its text. Tokens that the engine's own verdict settled are committed too, unless the session is
+  tentative. Drafted tokens never get in. Neither does KV that is not finite.
 - Live sessions publish too, a prompt while it is still being prefilled. Two sessions that
   computed the same block keep one of the two. A published block is never written.
 """

@@ -2,12 +2,12 @@
 
     salt -> [ids 0..15] -> [ids 16..31] -> ...        one `CachedBlock` each
 
-A block is looked up by the rolling hash of all tokens up to its end. Then it is compared id by id,
-its predecessor included, so a collision of hashes costs a miss and never serves another text.
+A block is looked up by the rolling hash of all tokens up to its end. It is then compared id by id,
+its predecessor included. So a collision of hashes costs a miss and never serves another text.
 
-There are no references here. `BlockPool` keeps a published block when its last table lets go, and
-takes back the one unused for longest when nothing else is free. As tables hold whole chains and let
-go of the ends first, no block ever goes before its successors.
+There are no references here. `BlockPool` keeps a published block when its last table lets go. It
+takes back the one unused for longest when no other block is free. As tables hold whole chains and
+let go of the ends first, no block ever goes before its successors.
 
 Knows no sessions. Invariants: a published block is kept by the pool, can be found, and so can its
 predecessor. The published blocks of a table come first, and they are one chain.

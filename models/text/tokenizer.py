@@ -1,11 +1,11 @@
 """Turns text into token ids: chat template, encoding, the ids that end a text. Back: `detokenizer`.
 
-Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTokenizer imports
-torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template (`chat_template.py`) is rendered
+Light on purpose, it runs in every router: `tokenizers` and jinja2 only. AutoTokenizer would import
+torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s. The template (`chat_template.py`) is rendered
 like in transformers, so ids equal those of `apply_chat_template`.
 
 Special tokens typed by a client stay text. A mark is put after the first character of each before
-rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
+rendering. The rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
 `sanitize_control_tokens`, with one mark, new for each conversation: 128 random bits that nobody can
 have written. A SentencePiece tokenizer may see a space at the cut. Text without special tokens is
 encoded in one piece.)

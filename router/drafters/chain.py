@@ -1,16 +1,16 @@
 """A round's draft as a chain of segments: text that is certain, a drafter's, text that repeats.
 
-Free drafters (`ports.FreeDrafter`) may begin a draft, before the drafter that costs steps is asked
-to go on behind them, and may continue it behind that drafter's last token. A token is accepted only
-if all before it are, so what a free token is worth falls along the chain: it is taken while the
-product of survivals is at least what a row of the pass must bring (`RoundPlan.min_survival`).
+Free drafters (`ports.FreeDrafter`) may begin a draft. The drafter that costs steps is then asked to
+go on behind them. They may continue the draft behind that drafter's last token. A token is accepted
+only if all before it are, so free tokens are worth less along the chain. They are taken while the
+product of survivals is at least `RoundPlan.min_survival`, which a row of the pass must bring.
 
     committed  ... {"name": |          front: `"Ada"` is all that the grammar allows
     draft      " Ada " | , "age | ": 3    front, then the draft model, then what followed before
 
-Coupled verification takes any draft. Where drafts travel with the distributions that their tokens
-were sampled from, a free token's has that token alone: it was chosen for certain, given the text
-before it, which is what the rule asks (`models.sampling.verification`).
+Coupled verification takes any draft. Drafts may travel with the distributions that their tokens
+were sampled from. A free token's distribution has that token alone, because it was chosen for
+certain, given the text before it. The rule asks for no more (`models.sampling.verification`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NamedFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainTerms:
-    """What the chains of a session may hold.
+    """The limits and the drafters of a session's chains.
 
     Args:
         front: they begin the draft, each after the one before it.
@@ -92,7 +92,7 @@ class Chain:
 
     @property
     def draft_probs(self) -> DraftProbs | None:
-        """What its tokens were sampled from, where a drafter said so."""
+        """The distributions that its tokens were sampled from; None if no drafter gave any."""
         if self._probs is None:
             return None
         before, after = self.tokens[: self._sampled.start], self.tokens[self._sampled.stop :]

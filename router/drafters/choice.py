@@ -1,7 +1,7 @@
 """Chooses who drafts for a session: as the request asks, else the deployment, else as available.
 
-After the chosen drafter, the first that fills in drafts the rounds which it leaves empty
-(prefilling, lost, rejoining, without room, outgrown by the text).
+The chosen drafter may leave rounds empty: prefilling, lost, rejoining, without room, outgrown by
+the text. The first drafter after it that fills in drafts those rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def choose_drafters(
 
 
 def draft_models(allowed: SpeculationLimits, pools: Collection[str]) -> list[DrafterKind]:
-    """Those that draft with engines of their own and are available."""
+    """Return the available drafters that draft with engines of their own."""
     kinds = drafters_of(pools).values()
     return [kind for kind in kinds if kind.uses_pool and kind.is_available(allowed, pools)]
 
@@ -60,7 +60,7 @@ def draft_models(allowed: SpeculationLimits, pools: Collection[str]) -> list[Dra
 def drafter_names(
     allowed: SpeculationLimits, pools: Collection[str], heads: TargetHeads | None = None
 ) -> tuple[str, ...]:
-    """Those that a request may name here."""
+    """Return the names of drafters that a request may ask for here."""
     kinds = drafters_of(pools).values()
     names = [kind.name for kind in kinds if kind.is_available(allowed, pools)]
     return tuple(names if heads is None else [*names, heads.kind])
@@ -86,8 +86,11 @@ def check_draft_names(allowed: SpeculationLimits, pools: Collection[str]) -> Non
 def line_up(
     name: str | None, allowed: SpeculationLimits, pools: Collection[str]
 ) -> tuple[DrafterKind, ...]:
-    """The drafter `name` (None: the preferred one) and who fills in for it, if available; nobody
-    where it names heads, which draft in the target."""
+    """Return the drafter `name` (None: the preferred one) and one that fills in for it.
+
+    Only available drafters are returned. The result is empty if `name` means heads, which draft in
+    the target.
+    """
     if names_heads(name):
         return ()
     kinds = list(drafters_of(pools).values())
@@ -137,10 +140,10 @@ def _check(
 
 
 def draft_sampling(request: GenerationRequest, allowed: SpeculationLimits) -> Sampling:
-    """The terms by which a draft model drafts for a request: no logprobs are wanted of its tokens.
+    """Return the terms by which a draft model drafts for a request, without logprobs.
 
-    A greedy draft is exact under each rule: `coupled` takes any draft, and for `rejection` a token
-    that was not sampled came for certain, so that it stands with the target's own probability.
+    A greedy draft is exact under each rule. `coupled` takes any draft. A token that was not sampled
+    came for certain, so `rejection` accepts it with the target's own probability.
     """
     method = request.speculation.draft_sample_method or allowed.draft_sample_method
     sampling = msgspec.structs.replace(request.sampling, num_logprobs=-1, num_prompt_logprobs=-1)

@@ -61,7 +61,7 @@ class Drafting:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a free draft has come up that is worth more than the plain step under way."""
+        """True if a free draft has come up that is worth more than the plain step under way."""
         most = self._terms.max_free_tokens
         if self._rules.is_off or most == 0 or self._min_survival > 1.0:  # a round without drafts
             return False
@@ -73,9 +73,10 @@ class Drafting:
         return expected >= _WORTH_A_STEP + self._watch.num_own_tokens
 
     def _cost_of(self, num_tokens: int) -> float:
-        """What a free draft costs where a message is sent anyway, in tokens of plain steps.
+        """Return the cost of a free draft if a message is sent anyway, in tokens of plain steps.
 
-        Its rows, and what the target drafts itself, which it does not beside another draft.
+        It is the price of its rows and the tokens that the target drafts itself otherwise. The
+        target does not do so beside another draft.
         """
         watch = self._watch
         num_beside, num_sessions = watch.load
@@ -127,7 +128,7 @@ class Drafting:
         )
 
     def _plan(self, room: int, off: str) -> tuple[DrafterTraits | None, RoundPlan]:
-        """The plan, and the drafter that it is for; `off`: why a rule wants none, if one does."""
+        """Return the plan and its drafter; `off`: a rule's reason for no draft, or ""."""
         planner, drafters = self._watch.planner, self._drafters
         if off:
             return None, msgspec.structs.replace(planner.plan(None, room), reason=off)
@@ -164,7 +165,7 @@ class Drafting:
             chain.add_proposal(taken.drafter, taken.proposal)
 
     async def _guess(self, text: TokenSequence, num_tokens: int) -> tuple[Sequence[int], float]:
-        """A guess of the draft after `text`, and how long it was waited for, ms."""
+        """Return a guess of the draft after `text`, and the time that it was waited for, ms."""
         if self._guesses is None:
             return (), 0.0
         if guess := self._guesses.next(text, num_tokens):

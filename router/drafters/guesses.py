@@ -1,13 +1,13 @@
-"""Staged speculation: who is cheaper guesses for the draft model, which drafts for the target.
+"""Staged speculation: a cheaper drafter guesses for the draft model, which drafts for the target.
 
 A draft model takes a step for each token. The guess comes from suffix decoding, or else from a
 smaller draft model (`smaller`). The draft model is sent it and samples behind all of its tokens in
 one pass. Each token that it would have drafted anyway saves a step. The first other token costs
 only the rows behind it. The draft is the same, so nothing that is verified later can change.
 
-The length of a guess follows from prices: a row of a draft pass against the part of a step that a
-right token saves (`planning.costs`). The rate at which the draft model agrees with earlier text is
-learnt from its drafts. It is kept apart from the target's.
+The length of a guess follows from prices (`planning.costs`). A row of a draft pass is compared with
+the part of a step that a right token saves. The rate at which the draft model agrees with earlier
+text is learnt from its drafts. It is kept apart from the target's.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ no step; pays where output repeats its input (extraction, code, quoting). The na
 are vLLM's (`prompt_lookup_min`, `prompt_lookup_max`); the idea is Saxena's prompt lookup decoding.
 
 Committed tokens only, so there is nothing to roll back. The index holds, for each n-gram, the end
-of its latest occurrence. A token is added to it once, so a round costs a few dictionary lookups for
+of its latest occurrence. A token is added to it once. So a round costs a few dictionary lookups for
 any length of the text. Memory: about 100 bytes per token and n-gram length.
 """
 

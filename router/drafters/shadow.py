@@ -1,10 +1,9 @@
 """A draft made during plain steps: compared with what the target says, never sent to it.
 
-While k = 0 pays nothing would be learnt of the draft. An idle drafter costs no time, so a session
-may have a few tokens drafted while the target goes on alone. By the time they are there, or soon
-after, the text shows whether they would have been accepted. At most one such draft is under way in
-a session. There is none while the session drafts for real, because both would read the same
-answers.
+Nothing would be learnt of the draft while k = 0 pays. An idle drafter costs no time. So a session
+may have a few tokens drafted while the target goes on alone. The text shows, by then or soon after,
+whether they would have been accepted. At most one such draft is under way in a session. There is
+none while the session drafts for real, because both would read the same answers.
 """
 
 from __future__ import annotations

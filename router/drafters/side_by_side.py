@@ -1,8 +1,8 @@
 """The drafters of one session side by side: the first that has a draft gives it.
 
 A drafter that fills in reads the whole text before its first draft and keeps what it found in it.
-Where drafts are not continued that is seldom used once a drafter before it drafts: it goes then,
-and where it is missed a new one is made.
+If drafts are not continued, that is seldom used once a drafter before it drafts. It goes then, and
+a new one is made if it is missed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.ports import Drafter, DrafterTraits, FreeDrafter, StagedDrafter
 
 @dataclass(frozen=True, slots=True)
 class NamedProposal:
-    """What one drafter answered in a round, after `elapsed_ms`."""
+    """One drafter's answer in a round, after `elapsed_ms`."""
 
     drafter: DrafterTraits
     proposal: Proposal | None  # None: the drafter was lost
@@ -105,7 +105,7 @@ class SessionDrafters:
 
     @property
     def is_preferred_ready(self) -> bool:
-        """Whether that one was made and is ready."""
+        """True if the preferred drafter was made and is ready."""
         for place in self._places:
             if not (place.is_made and place.drafter().is_over):
                 return place.is_made and place.drafter().is_ready
@@ -113,7 +113,7 @@ class SessionDrafters:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `propose` is worth calling now."""
+        """True if `propose` is worth calling now."""
         return any(place.drafter().is_ready for place in self._places)
 
     @property
@@ -127,11 +127,11 @@ class SessionDrafters:
         return self._places[-1].traits
 
     def free_drafters(self) -> Iterator[NamedFree]:
-        """Those that can continue a draft, in order; none where drafts are not continued."""
+        """Yield drafters that can continue a draft, in order; none if drafts are not continued."""
         yield from self._free() if self._continues else ()
 
     def guessers(self) -> Iterator[NamedFree]:
-        """Those that can guess a draft, in order; none where drafts are not guessed."""
+        """Yield drafters that can guess a draft, in order; none if drafts are not guessed."""
         yield from self._free() if self._guesses else ()
 
     def _free(self) -> Iterator[NamedFree]:
@@ -173,7 +173,7 @@ class SessionDrafters:
 
 
 def first_with_tokens(proposals: Sequence[NamedProposal]) -> NamedProposal | None:
-    """The proposal that a round takes: the first that has tokens."""
+    """Return the proposal that a round takes: the first that has tokens."""
     for named in proposals:
         if named.proposal is not None and named.proposal.tokens:
             return named

@@ -4,7 +4,7 @@ Constrained decoding with lookahead heuristics, CDLH (Lu et al. 2112.08726), rol
 token out with the target and takes the one whose future earns most. Constrained decoding with
 speculative lookaheads, CDSL (Nakshatri et al. 2412.10418), has the draft model write the future.
 The target verifies it in one pass, the reward judges the rest, and both scores decide. A round of
-CDSL is in one of these states; a is accepted of the draft, and r is the reward of that:
+CDSL is in one of these states. Here a is accepted of the draft, and r is its reward:
 
     accepted         a >= a_t and r >= r_t    what stands is the text, and the target's next token
     low_acceptance   a <  a_t                 the target generates: it foresees another text

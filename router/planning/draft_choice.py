@@ -1,11 +1,11 @@
 """Chooses the draft model of a session: the one that promises most tokens a millisecond.
 
-Under a rule by which no text depends on the draft the choice may change with every session. The
-promise of a draft model is its acceptance in the task class, at the best k, over the present times
-of passes and of its steps. One that is hardly known is tried first, and each is tried again now and
-then. One whose answers are replayed (`compare_share`) is known without being tried. Shares of the
-sessions may be pinned to draft models, the same sessions whenever they come again. The others are
-chosen.
+The choice may change with every session under a rule by which no text depends on the draft. The
+promise of a draft model follows from its acceptance in the task class, at the best k. It is over
+the present times of passes and of its steps. One that is hardly known is tried first, and each is
+tried again now and then. One whose answers are replayed (`compare_share`) is known without being
+tried. Shares of the sessions may be pinned to draft models, the same sessions whenever they come
+again. The others are chosen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Explores: it decides when to try the other mode, and when to make shadow drafts.
+"""Decides when to try the other mode, and when to make shadow drafts.
 
-Both kinds of exploration cost time. Each pause is so long that the cost stays a given share of all
-time. For example every session lost 20 ms in a stretch, and 0.5% may be lost. Then the next stretch
-comes after 4 s. After a change of mode, when least is known, the first pauses are shorter.
+Both kinds of exploration cost time. The pause after each is so long that its cost stays a given
+share of all time. For example, each session lost 20 ms in a stretch, and 0.5% may be lost. The next
+stretch then comes after 4 s. The first pauses after a change of mode are shorter, because least is
+known then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each n
 
 
 class Stretches:
-    """Rounds in which all sessions of a replica do what the mode is not."""
+    """Stretches of rounds in which all sessions of a replica follow the other mode."""
 
     def __init__(self) -> None:
         self._num_left = self._num_rounds = self._num_waits = 0  # of the one under way
@@ -57,7 +58,7 @@ class Stretches:
         self._next_s = now_s + _ROUNDS[mode] * round_ms / 1e3 / _STRETCHING
 
     def count_down(self, *, is_waiting: bool) -> None:
-        """Count a round; those that wait for a drafter count for little."""
+        """Count a round, unless it waits for a drafter; too many that wait end the stretch."""
         self._num_waits += is_waiting
         self._num_left -= not is_waiting
         if self._num_waits > _WAITS * self._num_rounds:
@@ -71,10 +72,7 @@ class Stretches:
         self._next_s = now_s + pause_s * factor * _early(self._num_begun)
 
     def restart(self, now_s: float, round_ms: float) -> None:
-        """Restart after a change of mode.
-
-        The next try is soon, but not at once.
-        """
+        """Restart after a change of mode: the next try is soon, but not at once."""
         self._num_begun = 0
         self._next_s = now_s + round_ms / 1e3 / _STRETCHING
 
@@ -82,11 +80,11 @@ class Stretches:
 class ShadowTurn:
     """Chooses the session that makes a shadow draft: one at a time, then a pause.
 
-    A drafter is idle while nobody drafts, but its machine may be the target's. So a turn is paid
-    for with the part of a shadow draft's time by which rounds were seen to take longer. Before that
-    is known, it is paid for with all of it. A turn begins before the session's drafter is connected
-    to: reading the text may take it longer than the draft. The first turns after a change of mode,
-    when least is known, are cheap.
+    A drafter is idle while no session drafts, but it may share the target's machine. Its shadow
+    drafts then make rounds longer. So a turn's price is the part of a draft's time by which rounds
+    were seen to take longer. All of it is the price until that is known. A turn begins before the
+    session's drafter is connected, because reading the text may take longer than the draft. The
+    first turns after a change of mode are cheap, because least is known then.
     """
 
     def __init__(self) -> None:
@@ -99,13 +97,13 @@ class ShadowTurn:
         self._price = 1.0  # part of a shadow draft's time that it takes from the target
 
     def note_delay(self, delay_ms: float) -> None:
-        """Take in by how much a round with a shadow draft took longer than others."""
+        """Take in the time by which a round with a shadow draft took longer than others."""
         self._delay_ms = delay_ms
 
     def take(self, session: PlanMember, now_s: float, *, is_ready: bool) -> bool:
         """Return whether a session is to have a shadow draft in its next round.
 
-        A session whose drafter is not connected is given the turn too: it connects, and drafts in a
+        A session whose drafter is not connected gets the turn too. It connects, and drafts in a
         later round.
         """
         if self.session is None and now_s >= self._next_s:

@@ -1,23 +1,23 @@
 """Draft lengths of all live sessions together: most expected tokens per millisecond of their round.
 
-If drafts pay, all sessions draft side by side. There are `depth` steps, which all of them share,
-and one pass that verifies all drafts. Sessions that go their own way meanwhile would part the
-passes. A round of two passes is worth less than any choice of k. Each session that can draft has
-its first token verified. For every depth the others are admitted by falling survival. That order is
-best for any number of rows, and keeps drafts whole because survival never rises along a draft. Each
-prefix of it is scored,
+If drafts pay, all sessions draft side by side. They share `depth` draft steps, and one pass
+verifies all drafts. A session that went its own way meanwhile would split the pass in two. No
+choice of k gains as much as that loses. Each session that can draft has its first token verified.
+The other tokens within a depth are admitted by falling survival. That order is best for any number
+of rows. It keeps drafts whole because survival never rises along a draft. Each prefix of it is
+scored,
 
     (tokens of the round - tokens others lose) / (pass(rows) + depth * step(sessions) + overhead)
 
-(or with two halves in turn, as often as they are). The best is compared with going on without
-drafts. Overhead is what whole rounds were measured to take beyond what engines do
-(`measured.Overheads`). A text's first and last rounds bring less than those between, and the more
-so the deeper all draft. That is taken off if the length of texts is known. Rows that other routers
-send are in the pass with ours. The time that our drafts add delays their tokens, and that is taken
-off.
+or, for the share of rounds in which two halves of the sessions take turns, by their time. The best
+is compared with a plan without drafts. Overhead is the measured time of whole rounds beyond the
+engines' work (`measured.Overheads`). A text's first and last rounds bring fewer tokens than those
+between. The loss grows with depth, and is taken off if the length of texts is known. Rows that
+other routers send are in the pass with ours. The time that our drafts add delays their tokens, and
+that loss is taken off.
 
-Pure functions of survival and costs. Goodput is that of SmartSpec (2406.14066), rows by survival
-that of D-Cut (2607.14647). Depth as a cost shared by all of a batch is our own.
+Pure functions of survival and costs. Goodput is that of SmartSpec (2406.14066), and rows by
+survival are those of D-Cut (2607.14647). Depth as a cost that the whole batch shares is our own.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Costs(Protocol):
 class DraftForecast:
     """The prediction for drafts of one session.
 
-    `survival[j - 1]` is the probability that at least j draft tokens are accepted, for j up to the
-    longest draft allowed. It is empty if no draft can be had. `is_free`: drafts cost no step.
-    `presence` is the share of the passes that are to have a draft in which there is one. It has
-    rows only then.
+    `survival[j - 1]` is the probability that at least j draft tokens are accepted. j goes up to the
+    longest draft allowed. `survival` is empty if no draft can be had. `is_free`: drafts cost no
+    step. `presence` is the share of planned drafts that arrive. The session's draft has rows in
+    those passes only.
     """
 
     survival: Sequence[float]
@@ -102,11 +102,11 @@ class JointPlan:
         return _round_ms(self.engine_ms, self.overhead_ms)
 
     def length_of(self, survival: Sequence[float], *, is_free: bool) -> int:
-        """k by this plan of a session with such a survival, be it one of those planned for.
+        """Return k by this plan for a session with such a survival, planned for or not.
 
-        Let `depth` be 3 and `min_survival` 0.3. A survival of (0.8, 0.5, 0.2) makes k = 2, and one
-        of (0.9, 0.8, 0.7, 0.6) makes 3, or 4 if drafts cost no step. One of (0.2, 0.1) makes 1, to
-        stay in step, or 0 if `min_tokens` is over 1.2.
+        Let `depth` be 3 and `min_survival` 0.3. A survival of (0.8, 0.5, 0.2) makes k = 2. One of
+        (0.9, 0.8, 0.7, 0.6) makes 3, or 4 if drafts cost no step. One of (0.2, 0.1) makes 1, so
+        that the session stays in step, or 0 if `min_tokens` is over 1.2.
         """
         limit = len(survival) if is_free else min(self.depth, len(survival))
         length = min(1, limit)
@@ -121,7 +121,7 @@ def plain_plan(
     others: Others,
     overhead_ms: float,
 ) -> JointPlan:
-    """k = 0 for all: the target goes on alone; a token takes `overhead_ms` beyond the pass."""
+    """Return the plan with k = 0 for all; a token takes `overhead_ms` beyond the pass."""
     num_rows = num_sessions + others.num_rows
     pass_ms = costs.pass_ms(num_rows)
     rate = num_sessions / _round_ms(pass_ms, overhead_ms)
@@ -138,12 +138,13 @@ def best_drafting_plan(
     overhead_ms: Callable[[int], float],
     text_tokens: float = math.inf,
 ) -> JointPlan | None:
-    """Return the best plan that drafts; None if no session can or no time is known.
+    """Return the best plan that drafts; None if no session can draft or no time is known.
 
-    `overhead_ms` is by depth, `text_tokens` how long texts are.
+    `overhead_ms` is by depth. `text_tokens` is the length of texts.
 
-    A and B survive with (0.9, 0.8) and (0.5, 0.2). A pass of r rows takes 20 + 2.5 r ms, a step 2
-    ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
+    For example, sessions A and B have survivals of (0.9, 0.8) and (0.5, 0.2). A pass of r rows
+    takes 20 + 2.5 r ms, a step 2 ms. Both without drafts get 2 tokens in 25 ms, 0.080 per ms. Their
+    rates with drafts are
 
         A 1, B 1: (2 + 0.9 + 0.5)       / (30.0 + 2)     = 0.106
         A 2, B 1: (2 + 0.9 + 0.5 + 0.8) / (32.5 + 2 * 2) = 0.115   the best: k is 2 and 1
@@ -166,15 +167,18 @@ def best_drafting_plan(
 
 
 def _round_ms(engine_ms: float, overhead_ms: float) -> float:
-    """Never nothing, also where overheads of other times or numbers of sessions are negative."""
+    """Return the time of a round, which is never 0, even if the overhead is negative.
+
+    An overhead that was measured at other times or for other numbers of sessions may be.
+    """
     return max(engine_ms + overhead_ms, _LEAST_SHARE * engine_ms, 1e-9)
 
 
 def _depths(max_depth: int, num_sessions: int) -> list[int]:
-    """Depths to look at: all; of many sessions with long drafts the first, then steps of a third.
+    """Return the depths to look at: all, or, for many long drafts, the first and steps of a third.
 
-    A look goes over all tokens within the depth, and nobody is served meanwhile. Between two
-    depths that far out the best rate changes little.
+    A look goes over all tokens within the depth, and no session is served meanwhile. The best rate
+    changes little between two depths that far out.
     """
     if max_depth == 0:
         return [0]
@@ -187,7 +191,7 @@ def _depths(max_depth: int, num_sessions: int) -> list[int]:
 
 
 def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[_Token]:
-    """Tokens behind the first that can be there after `depth` steps, not after `above`; 0: none."""
+    """Return tokens behind the first that `depth` steps can make and `above` steps cannot."""
     return [
         (-alive, length, index)
         for index, forecast in enumerate(forecasts)
@@ -198,7 +202,7 @@ def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[
 
 
 class _Curve:
-    """A time by number of draft rows; each is asked for once, and only those that are needed.
+    """A time by number of draft rows; each value is asked for once, and only if it is needed.
 
     Between two numbers it is straight.
     """
@@ -217,7 +221,7 @@ class _Curve:
 
 
 class _Rounds:
-    """Rounds in which all draft that can, by depth and number of draft rows."""
+    """Rounds in which all sessions draft that can, by depth and number of draft rows."""
 
     def __init__(
         self,
@@ -274,7 +278,7 @@ class _Rounds:
         return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, tokens, price)
 
     def _expected(self, token: _Token) -> tuple[float, float]:
-        """Rows and accepted tokens that it is expected to bring: in some passes it is missing."""
+        """Return the rows and accepted tokens expected of `token`, which some passes lack."""
         minus_alive, _, index = token
         presence = self._forecasts[index].presence
         return presence, -presence * minus_alive
@@ -298,10 +302,10 @@ class _Rounds:
         return best
 
     def _engine_ms(self, num_rows: float, depth: int) -> float:
-        """Return the time of all in one pass, or in two halves that draft and verify in turn.
+        """Return the time of all sessions in one pass, or in halves that draft and verify in turn.
 
         Engines bring sessions together if that is better (`models.scheduler.batch_window`). They do
-        not part them if it is not, so the share of time apart is measured.
+        not split them if two halves are better. So the share of time apart is measured.
         """
         together_ms = self._pass_ms.at(num_rows) + depth * self._step_ms
         if self._apart == 0.0:
@@ -311,7 +315,7 @@ class _Rounds:
         return together_ms - self._apart * max(0.0, together_ms - apart_ms)
 
     def _rate(self, tokens: float, num_rows: float, round_ms: float) -> float:
-        """Tokens per ms of whole texts, less what others lose by our rows."""
+        """Return the tokens per ms of whole texts, less those that others lose by our rows."""
         num_rounds = self._text_tokens * len(self._forecasts) / tokens
         of_texts = tokens / (1.0 + _LOST_ROUNDS / num_rounds)
         lost = 0.0
@@ -323,8 +327,9 @@ class _Rounds:
     def _min_survival(self, last: float, following: float, num_rows: float, rate: float) -> float:
         """Return the survival that separates admitted tokens from others.
 
-        Between the two it is the cost of a row at the plan's rate. If all offered tokens were
-        admitted, that alone is the value that a further token would need.
+        It is the middle between the last admitted token's survival and the following one's (0 if
+        none follows). It is the price of a row at the plan's rate, or `_LEAST_SURVIVAL`, if one of
+        these is higher. It is never above the last admitted token's survival.
         """
         row_price = rate * (self._pass_ms.at(num_rows + 1) - self._pass_ms.at(num_rows))
         return min(last, max(row_price, (last + following) / 2, _LEAST_SURVIVAL))

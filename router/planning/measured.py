@@ -1,9 +1,9 @@
-"""Measures the results of drafting and of going on alone, on whole rounds.
+"""Measures the results of rounds with drafts and of rounds without them.
 
-The joint plan adds up the engines' work in a round. The time between is fitted to whole rounds
-(`Overheads`), for each mode by itself. So a plan promises the results of such rounds. The same
-rounds, summed by task class, show the gain of drafting (`Gain`). Rounds without drafts are made on
-purpose now and then, as a control.
+The joint plan adds up the engines' work in a round. The rest of a round's time is fitted to
+measured rounds, for each mode by itself (`Overheads`). So a plan promises the time that such rounds
+really take. The same rounds, summed by task class, show the gain of drafting (`Gain`). Some rounds
+are made without drafts on purpose, as a control.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
 
 @dataclass(slots=True)
 class PlannerStats:
-    """Counters since the start, all replicas together."""
+    """Counters since the start, of all replicas together."""
 
     num_plans: int = 0
     planning_ms: float = 0.0
@@ -44,14 +44,13 @@ class PlannerStats:
 
 
 class Overheads:
-    """The time of rounds beyond the engines' time in a plan, by sessions and draft steps.
+    """The time of rounds beyond the engines' work in a plan, by sessions and draft steps.
 
     It contains links, queues, passes that bring only some of the sessions, and the router's own
-    work. All of it is fitted to whole rounds. It may be negative if engines work side by side. It
-    is a plane through all rounds, with more weight on later ones. It has a slope by sessions, by
-    steps and by both together. Single estimates by depth would rest on few rounds. For a depth that
-    is not in use they would rest on old ones. The best of eight such estimates is the one with the
-    largest error.
+    work. It may be negative if engines work side by side. A plane is fitted to all rounds, with
+    more weight on later ones. The plane has a slope by sessions, by steps and by both together. A
+    separate estimate for each depth would rest on few rounds. If the depth is not in use, they
+    would be old. The best of eight such estimates would be the one with the largest error.
     """
 
     def __init__(self) -> None:
@@ -63,10 +62,10 @@ class Overheads:
     def observe(
         self, num_sessions: int, depth: int, overhead_ms: float, most_ms: float = math.inf
     ) -> None:
-        """Take in a round, or for each of its tokens where nobody drafts (depth 0).
+        """Take in the overhead of a round, or of one of its tokens if no session drafts (depth 0).
 
-        One that took more than `most_ms` waited for something else, for a prompt say. It counts as
-        if it had taken that, once enough is known to tell.
+        A round with more than `most_ms` waited for something else, for example a prompt. It counts
+        as `most_ms` once enough rounds are known to tell.
         """
         if self._total > _KNOWN * self._newest:
             overhead_ms = min(overhead_ms, most_ms)
@@ -80,7 +79,7 @@ class Overheads:
     def _weigh_anew(self) -> None:
         """Scale the weights so that the newest round weighs 1 again.
 
-        Rounds with hardly any weight beside it are dropped.
+        Rounds that weigh hardly anything beside it are dropped.
         """
         newest, self._newest = self._newest, 1.0
         scaled = {at: (w / newest, moment / newest) for at, (w, moment) in self._sums.items()}
@@ -88,7 +87,7 @@ class Overheads:
         self._total = sum(weight for weight, _ in self._sums.values())
 
     def of(self, num_sessions: int) -> Callable[[int], float]:
-        """Return the expected overhead by depth; 0.0 if nothing was measured."""
+        """Return the expected overhead as a function of depth; 0.0 if nothing was measured."""
         rows = [[0.0] * (_NUM_FEATURES + 1) for _ in range(_NUM_FEATURES)]
         for (sessions, depth), (weight, moment) in self._sums.items():
             features = _features(sessions, depth)
@@ -104,9 +103,9 @@ class Overheads:
 
 
 def _features(num_sessions: int, depth: int) -> tuple[float, ...]:
-    """Return a level, depth, sessions and both.
+    """Return a level, depth, sessions and the product of both.
 
-    Unknown effects are taken as a level mostly.
+    Unknown effects are taken as a level mostly, see `_RIDGE`.
     """
     return 1.0, depth / _SCALE, num_sessions / _SCALE, num_sessions * depth / _SCALE**2
 
@@ -114,7 +113,7 @@ def _features(num_sessions: int, depth: int) -> tuple[float, ...]:
 def _solved(rows: list[list[float]]) -> list[float]:
     """Solve linear equations, each a row whose last number is its right-hand side.
 
-    They are of a positive definite matrix, so that no pivot is looked for.
+    Their matrix is positive definite, so no pivot is searched for.
     """
     size = len(rows)
     for at in range(size):
@@ -128,9 +127,9 @@ def _solved(rows: list[list[float]]) -> list[float]:
 class Lateness:
     """The factor by which rounds of a mode took longer than promised, odd rounds included.
 
-    `Overheads` gives the time of an ordinary round. Some rounds wait for a prompt, for a drafter
-    that is still reading, or for sessions that are out of step. They are left out there and counted
-    here. They are a cost of a mode, not of a depth.
+    `Overheads` gives the time of an ordinary round. An odd round waits for a prompt, a drafter that
+    is still reading, or sessions that are out of step. Odd rounds are left out or capped there and
+    counted in full here. They are a cost of a mode, not of a depth.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class Lateness:
 
     @property
     def factor(self) -> float:
-        """1.0 where nothing was measured; more is later."""
+        """The time that rounds took over the promised time; 1.0 if nothing was measured."""
         return (self._actual_ms + _LATENESS_PRIOR_MS) / (self._promised_ms + _LATENESS_PRIOR_MS)
 
 
@@ -174,8 +173,8 @@ class _Sums:
 class Gain:
     """Tokens per second of a session of one task class, with drafts and without.
 
-    Rates are means over the last minutes of the time that rounds took, waits for slow clients left
-    out. They are 0.0 if there were no such rounds.
+    Rates are means over the rounds of the last minutes. The waits for slow clients are left out of
+    their time. A rate is 0.0 if there were no such rounds.
     """
 
     with_drafts: float

@@ -1,17 +1,17 @@
 """The sessions of this router on one target replica: their mode, their plan, and what it is worth.
 
-A plan is a price. It has the depth of drafts, and the survival that a token must have for a row of
-the pass (`joint.JointPlan.length_of`). Each session takes its k from it by its own survival, when
-it likes. Replanning may use 0.5% of the time, so one plan is used for many rounds. For example, a
-plan takes 0.2 ms and holds for 40 ms. These are some ten rounds of a small model and less than one
-of a large one.
+A plan is a price. It has the depth of drafts, and the survival that a token must have for a row.
+Each session takes its k from it by its own survival, at any time (`joint.JointPlan.length_of`).
+Replanning may use 0.5% of the time, so one plan is used for many rounds. For example, a plan takes
+0.2 ms and holds for 40 ms. That is some ten rounds of a small model and less than one of a large
+one.
 
 The mode, to draft or not, is the one that promises more. The time of rounds beyond the engines'
 time is fitted to real rounds, for each mode (`measured.Overheads`). So is the delay against the
 promise (`measured.Lateness`). The other mode is tried now and then, in both directions. All
-sessions go on alone for a round, or draft for a few. Such a stretch is followed by a pause so long
-that all of them together lose half a hundredth. In the same way an idle drafter drafts beside plain
-steps (a shadow draft). It may use 2% of the time.
+sessions go on alone for a round, or draft for a few. The pause after such a stretch is so long that
+all stretches together lose half a hundredth. An idle drafter drafts beside plain steps in the same
+way (a shadow draft). It may use 2% of the time.
 """
 
 from __future__ import annotations

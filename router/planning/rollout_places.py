@@ -1,8 +1,8 @@
 """Limits the look-aheads' share of the targets: places for roll-outs, rows beside other streams.
 
 Places keep room for sessions: a request takes all of its own before it begins. Rows keep the pace
-of ordinary streams. A look-ahead takes one for each of its rows in a pass, up to the number that
-the streams can bear. The order of roll-outs changes no text.
+of ordinary streams. A look-ahead takes one for each of its rows in a pass. All together take no
+more rows than the streams can bear. The order of roll-outs changes no text.
 """
 
 from __future__ import annotations

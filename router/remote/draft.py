@@ -1,11 +1,11 @@
 """The `Drafter` over the protocol: a draft model on a leased replica, lost and rejoined quietly.
 
-Connecting and prefilling run in the background; until the draft model has caught up `is_ready`
-is False and the loop goes on without it. A proposal that fails or comes too late does the same;
-after one that is too late the lease is kept if the replica answers soon. While other sessions hold
-the KV blocks it needs, it asks again after growing pauses, on the same lease. A text as long as the
-draft model can read never gets shorter: then the lease is given back for good, as it is where
-replicas refuse the text (a token that the draft model has not).
+Connecting and prefilling run in the background. `is_ready` is False until the draft model has
+caught up, and the loop goes on without it. A proposal that fails or comes too late does the same.
+The lease is kept after a late one if the replica answers soon. If other sessions hold the KV blocks
+it needs, it asks again after growing pauses, on the same lease. The lease is given back for good
+once the text is as long as the draft model can read. A text never gets shorter. The same holds if
+replicas refuse the text for a token that the draft model does not have.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class RemoteDrafter:
     async def _join_anew(self) -> None:
         """Connect and prefill until it works or the session is closed.
 
-        The pause doubles until a draft has come in time: a draft model that is too slow for
-        everybody must not be given everybody's prompt anew all the time.
+        The pause doubles until a draft has come in time. A draft model that is too slow for all
+        must not be given all prompts anew again and again.
 
         Raises:
             ContextTooLong: the text is longer than the draft model can read.
@@ -171,9 +171,9 @@ class RemoteDrafter:
                 return
 
     async def _has_come_back(self) -> bool:
-        """Whether the replica was only late.
+        """Return whether the replica was only late.
 
-        It is, where everybody is, and everybody's prefill anew would make it later still.
+        A busy replica is late for all sessions. New prefills of them all would make it later still.
         """
         try:
             async with asyncio.timeout(self._limits.draft_s):

@@ -1,9 +1,9 @@
 """One session on one engine: headers, answers in order, and what is done when none come.
 
 The engine's cache is described by one number, `agreed_len`: how many committed tokens it is known
-to hold. Each message names that prefix by length and hash and carries the rest, so a first message,
-a normal round, a roll back and a fail-over to an empty replica are all the same.
-Nothing here knows what is drafted or verified; `draft` and `target` do.
+to hold. Each message names that prefix by length and hash and carries the rest. So a first message,
+a normal round, a rollback and a failover to an empty replica are all the same. Nothing here knows
+what is drafted or verified; `draft` and `target` do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MaskAccess(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTemplate:
-    """What an engine must know of a session before its first message."""
+    """The terms of a session that an engine must know before its first message."""
 
     session_id: str
     sampling: Sampling
@@ -96,7 +96,7 @@ class EngineClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a lease is held."""
+        """True if a lease is held."""
         return self._lease is not None
 
     @property
@@ -191,7 +191,7 @@ class EngineClient:
                     return
 
     async def _opened(self) -> EngineLease:
-        """The lease, with the session open on it and its masks to be had."""
+        """Return the lease, with the session open on it and its masks to be had."""
         lease = self._lease
         if lease is None:
             raise LinkLost("no lease is held")
@@ -258,7 +258,7 @@ class EngineClient:
 
 
 def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
-    """The reply, if it answers message `seq` and is not a part that was there before."""
+    """Return the reply if it answers message `seq` and is not a part that was there before."""
     if isinstance(reply, Queued) or reply.seq != seq:
         return None
     is_old = isinstance(reply, Verdict) and reply.part < next_part
@@ -266,7 +266,7 @@ def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
 
 
 def _progress(seq: int, reply: EngineReply) -> int | None:
-    """How much was computed for message `seq`, where the reply says that it is not forgotten."""
+    """Return the rows computed for message `seq`, if the reply says that it is not forgotten."""
     return reply.num_rows_done if isinstance(reply, Queued) and reply.seq == seq else None
 
 

@@ -1,11 +1,10 @@
 """A question and its answer over a link that may lose, double, delay and reorder messages.
 
-Every wait for a reply is here. The message is sent again, unchanged, at intervals, because every
-receiver repeats its stored answer for a message it has seen. What counts as an answer is the
-caller's to say; late and doubled replies are ignored and extend no wait. A sign of life does. It
-means that the message keeps its place, which it would lose by being sent elsewhere. It also reports
-the progress of the work. A prefill that makes progress may take its time, a place in a queue may
-not.
+Every wait for a reply is here. The message is sent again, unchanged, at intervals. Every receiver
+repeats its stored answer for a message it has seen. The caller says which replies are answers. Late
+and doubled replies are ignored and extend no wait. A sign of life does. It means that the message
+keeps its place, which it would lose by being sent elsewhere. It also reports the progress of the
+work. A prefill that makes progress may take its time, a place in a queue may not.
 """
 
 from __future__ import annotations

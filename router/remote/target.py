@@ -17,9 +17,10 @@ from router.remote.recovery import Recovery
 class RemoteVerifier:
     """Implements `ports.Verifier` and `ports.Chooser`.
 
-    A lost target costs a pause: lease, open and prefix again. As far as `own_length` says so, a
-    target that has heads may draft by them: so many tokens each time, with 0 as many as pay, with
-    None none. With `inspects` verdicts say what the target saw of each draft token.
+    A lost target costs a pause: lease, open and prefix again. A target that has heads may draft by
+    them as far as `own_length` says. It gives the number of tokens of each draft: 0 for as many as
+    pay, None for no draft. If `inspects` is set, verdicts say how the target tested each draft
+    token.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class RemoteVerifier:
 
     @property
     def replica(self) -> str:
-        """Which replica the session is on, by its link's address and epoch; "" for none."""
+        """The session's replica, by its link's address and epoch; "" for none."""
         return self._session.replica
 
     async def _connect(self) -> None:

@@ -1,15 +1,15 @@
 """Paged attention on a CPU: softmax over a session's keys, block by block, where they lie.
 
-A task is some consecutive rows of one session with the query heads of one key head. For each span
-of a few blocks of keys it computes the scores of all its vectors. Then it updates each vector's
-running maximum, sum and weighted values, as in arXiv 2205.14135. Nothing is ever as long as the
-context. Meanwhile what comes next is on its way from memory: blocks lie anywhere, so that the CPU
-cannot guess it.
+A task is some consecutive rows of one session with the query heads of one key head. It takes a span
+of a few blocks of keys at a time. It computes the scores of all its vectors. It then updates each
+vector's running maximum, sum and weighted values, as in arXiv 2205.14135. No array is ever as long
+as the context. Meanwhile the next keys and values are fetched from memory. The CPU cannot guess
+their addresses, because blocks lie anywhere.
 
 A row's result depends on its own position and keys alone. Spans begin at the same positions for any
-task, and blocks that it does not see are left out. Keys that it does not see have a weight of
-exactly zero, and `mix` has the same result for any number of rows. So bits do not change with what
-is computed beside it.
+task, and blocks that a row does not see are left out. Keys that it does not see have a weight of
+exactly zero. `mix` has the same result for any number of rows. So a row's bits do not depend on the
+rows that are computed beside it.
 
 Shape letters: H query heads, K key heads, G = H / K, D head size, B tokens of a block, S tokens of
 a span, M vectors of a task, which are its rows times G.

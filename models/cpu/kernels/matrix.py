@@ -1,13 +1,13 @@
 """The inner loop of matrix products on CPUs with matrix registers (AMX): up to 16 rows at a time.
 
 A step multiplies 32 inputs of all rows by 32 inputs of a panel's columns, 16 columns at once. It
-takes about as long as reading the weights, so a product of 16 rows costs little more than one of
-one row. The panel's layout is that of `tile.py`.
+takes about as long as reading the weights. So a product of 16 rows costs little more than a product
+of one row. The panel's layout is that of `tile.py`.
 
-A sum always has the same bits. Within a step, the inputs of even and of odd number are two chains
-of fused multiply-adds, whose total is added to the sum. Numbers below float32's normal ones count
-as zero. That is what the instruction does, whatever the number of rows. One row alone is multiplied
-in the same order by vector instructions, which read weights from memory a quarter faster.
+A sum always has the same bits. The even and the odd inputs of a step are two chains of fused
+multiply-adds. Their total is added to the sum. Numbers below float32's normal ones count as zero.
+The instruction does so for any number of rows. One row alone is multiplied in the same order by
+vector instructions, which read weights from memory a quarter faster.
 
 Sources: the Intel 64 and IA-32 manuals on TDPBF16PS and on the tiles' configuration; Linux's
 `Documentation/arch/x86/xstate.rst` on asking for them.

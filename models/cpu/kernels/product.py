@@ -1,9 +1,9 @@
 """Rows times a weight, for any number of rows, each row's bits its own.
 
-Threads take turns at panels of the weight (`tile.py`) and go with each over all rows, a few at a
-time. The panel stays in the cache meanwhile. Scale, bias and residual are applied to the float32
-sums, which are rounded once. A gated product has the gates in the left half of each panel and their
-partners in the right half. It writes SiLU of the one times the other.
+Threads take turns at panels of the weight (`tile.py`). A thread goes with its panel over all rows,
+a few at a time. The panel stays in the cache meanwhile. Scale, bias and residual are applied to the
+float32 sums, which are rounded once. A gated product has the gates in the left half of each panel
+and their partners in the right half. It writes SiLU(gate) times the partner.
 
 Shape letters: R rows, N outputs, I inputs, P panels.
 """

@@ -1,8 +1,8 @@
 """Random records of a few kinds, each with a plain-English text that states it and its JSON.
 
-The JSON has one style: keys in the order of `KINDS`, one line, separators ", " and ": ", prices
-with two decimals. Text is copied as it stands in the prose, without escapes for letters beyond
-ASCII. This is what `json.dumps(..., ensure_ascii=False)` writes, but for the second decimal.
+The JSON has one style: one line, with keys in the order of `KINDS`. Separators are ", " and ": ",
+and prices have two decimals. Text is copied as it stands in the prose, without escapes for letters
+beyond ASCII. This is what `json.dumps(..., ensure_ascii=False)` writes, but for the second decimal.
 Invariant: every string value occurs word for word in the text. Knows nothing about prompts or chat
 turns.
 """

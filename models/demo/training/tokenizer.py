@@ -1,9 +1,9 @@
 """The demo pair's tokenizer: byte-level BPE of 4,096 tokens, special tokens included.
 
-Names, words and numbers that a reply copies from its prompt must be the same tokens in prose and in
-JSON. So each digit stands alone. The space before a word is a token of its own unless the word is
-one of `GLUED_WORDS`, which no copied value starts with. JSON's separators are single tokens.
-Invariant: decoding gives back every text exactly. Knows nothing about models.
+A reply copies names, words and numbers from its prompt. They must be the same tokens in prose and
+in JSON. So each digit stands alone. The space before a word is a token of its own unless the word
+is one of `GLUED_WORDS`. No copied value starts with one of these. JSON's separators are single
+tokens. Invariant: decoding gives back every text exactly. Knows nothing about models.
 """
 
 import json

@@ -1,11 +1,11 @@
 """Forks sessions to weigh their choices: one fork of the session for each branch.
 
 When the session's own last row is computed, its branches become forks. These are sessions of the
-engine's own that hold the same whole KV blocks by reference. They begin with a copy of the last
-one, which is not full, and compute the rows of their own tokens. They wait for rows and blocks like
-all sessions. So all of them are in one pass if it has room and the streams beside it can bear it,
-else in several. As many exist at a time as one pass has rows for. If the session has lost its
-blocks, or its last one is what a fork lacks, forks compute rows of the prefix again.
+engine's own that hold the same whole KV blocks by reference. They begin with a copy of its last
+block, which is not full. They compute the rows of their own tokens. They wait for rows and blocks
+like all sessions. They are all in one pass if it has room and the streams beside it can bear it.
+Otherwise they are in several. As many exist at a time as one pass has rows for. Forks compute rows
+of the prefix again if the session has lost its blocks, or they lack the last one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Scores are those of every other sampled token (`process_logits`) at temperature 1 without
 truncation. So logit bias and penalties count. The choices are then one row of a vocabulary of their
-own. temperature, min-p, top-k and top-p act on it by the same function, and Gumbel noise of a
-domain of its own draws from it. A row's scores are a function of the row, and sums are exact. So a
+own. temperature, min-p, top-k and top-p act on it by the same function. The draw from it has Gumbel
+noise of a domain of its own. A row's scores are a function of the row, and sums are exact. So a
 seed gives one choice for any batching of passes.
 """
 

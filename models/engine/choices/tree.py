@@ -1,12 +1,12 @@
-"""A list of choices as a tree of tokens, and what the target gives to each step of it.
+"""A list of choices as a tree of tokens, with the target's probability of each step.
 
     [a b] [a c] [a c d] [e]        root - a - b
                                         |   ` - c - d
                                         ` - e
 
-The row of a node's token gives the probability of each child and, if a choice ends there, of the
-end of the text. The root's row is that of the last token before the choices. Every leaf is a
-branch: the tokens from the root to it. A branch gives the rows that no branch before it gives.
+The row of a node's token gives the probability of each child. If a choice ends there, it also gives
+that of the end of the text. The root's row is that of the last token before the choices. Every leaf
+is a branch: the tokens from the root to it. A branch gives the rows that no branch before it gives.
 Plain ints and floats; knows no tensors.
 """
 

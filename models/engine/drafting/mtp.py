@@ -5,9 +5,9 @@ the model's by one. They are computed when a draft is wanted, and the last one g
 first token. They are also computed when a block is full: others may find it, and it is never
 written again. Rows of a draft lie behind them until true ones replace them.
 
-Keys decide what is drafted, never what is accepted. So zeros serve for a missing state (the prefix
-cache has a block's keys and not the state behind its last row). While drafts do not pay, as with
-many sessions on a CPU, rows of generated tokens are left out.
+Keys decide what is drafted, never what is accepted. So zeros serve for a missing state. The prefix
+cache has a block's keys and not the state behind its last row. Rows of generated tokens are left
+out while drafts do not pay, as with many sessions on a CPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 r"""Resolves look-ahead and word boundaries in a pattern: what they ask of the text that follows.
 
-The texts of a pattern are found from its end: each part is told which texts may follow it. So a
-look-ahead is an intersection of that with its own, wherever it stands. A boundary asks for a first
-character. The following texts may differ after a word character, after another, and after one that
-Python and ECMA 262 do not both take for a word's (`é`). In the last case a boundary is not served.
+The texts of a pattern are found from its end: each part is told which texts may follow it. A
+look-ahead anywhere is then an intersection of these texts with its own. A boundary asks for a first
+character. The following texts may differ after a word character and after another. They may differ
+after one that Python and ECMA 262 do not both take for a word's (`é`). A boundary is not served in
+that last case.
 
 Not served: look-ahead in a repeat without limit. Standard library only.
 """

@@ -1,11 +1,10 @@
 r"""Checks a grammar in Lark's notation and writes it in llguidance's.
 
 Names, rules and operators go through as they are, line by line. Parts with a meaning of their own
-are read here, so that they mean the same as elsewhere in this package. A regular expression is
-Python's, as in Lark itself (`patterns`), and a string is decoded. A schema (`%json {...}`) is
-checked and rewritten like one that stands alone. Parts that the compiler would ignore are refused.
-So are those that would let a grammar leave the rules of a session (token numbers, options, limits
-on tokens).
+are read here. So they mean the same as elsewhere in this package. A regular expression is Python's,
+as in Lark itself (`patterns`), and a string is decoded. A schema (`%json {...}`) is checked and
+rewritten like one that stands alone. Parts that the compiler would ignore are refused. So are those
+that would let a grammar leave the rules of a session (token numbers, options, limits on tokens).
 
 Terminals (upper case), strings and regular expressions are read longest first, as by the compiler's
 lexer. So `/[a-z]+/ "x"` never comes to its end. What is generated always obeys the grammar.

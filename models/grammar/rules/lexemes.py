@@ -1,13 +1,14 @@
 """Joins what is regular in a grammar with rules, and says whether a lexer may read it so.
 
-The compiler reads lexemes longest first and never goes back. So a grammar keeps its meaning only if
-no complete lexeme could both be longer and be followed by something else. `abx` is a word of
-`[a-z]+ "x"`, but the lexer would take all of it for letters. `is_exact` looks for a text that is a
-whole lexeme, and with one character more the beginning of a lexeme. That character may also follow
-the lexeme. Where there is one, the grammar is written character by character (`write`).
+The compiler reads lexemes longest first and never goes back. A complete lexeme that could be longer
+may also be followed by something else. A grammar with such a lexeme would change its meaning. `abx`
+is a word of `[a-z]+ "x"`, but the lexer would take all of it for letters. `is_exact` looks for a
+text that is a whole lexeme, and with one character more the beginning of a lexeme. That character
+may also follow the lexeme. Where there is one, the grammar is written character by character
+(`write`).
 
-Repeats count as endless here, which may find a text too many and never one too few. A lexeme that
-is an opaque part (JSON, free text) is not compared with. Standard library only.
+Repeats count as endless here, which may find a text too many and never one too few. An opaque
+lexeme (JSON, free text) is not compared. Standard library only.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ It has two spellings, as in vLLM, SGLang and XGrammar. One is `{"structures": [{
 triggers the text is free until it holds one. From there a tag that begins so must follow, and then
 it is free again.
 
-Unsupported parts are refused by their place: other styles of JSON, limits in tokens, free text
-without a mark at its end. Source: XGrammar's documentation of structural tags.
+Unsupported parts are refused by their place. They are other styles of JSON, limits in tokens, and
+free text without a mark at its end. Source: XGrammar's documentation of structural tags.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads a schema's text and checks it: the values of its keywords, and the limits.
 
-The compiler has limits of its own. The checks here answer the common ways to exceed them in
-microseconds, with a sentence that names the place, the limit and the value. A keyword with a value
-that JSON schema does not know is refused here too. The compiler would not name its place.
+The compiler has limits of its own. The checks here answer the common ways to exceed them within
+microseconds. The answer names the place, the limit and the value. A keyword with a value that JSON
+schema does not know is refused here too. The compiler would not name its place.
 
 Sources: JSON Schema 2020-12, validation 6; drafts 3 to 7 in `drafts`, which has run before.
 """

@@ -2,10 +2,11 @@ r"""Translates a JSON schema's `pattern` for the compiler, so that every validat
 
 A schema's pattern may match anywhere in the text, as with Python's `re.search`. JSON schema says
 that it is ECMA 262's, and most validators take their own language's. The compiler's own parser
-reads Rust's, where `[^a&&b]` is everything. Here it is read by `patterns`. A set means what Python
-and ECMA 262 both take for it: `\d` is 0-9, `\D` no digit of any script, `.` no line end of either.
-`$` is the very end. Parts that the two read differently are refused by name and position. So a text
-that is served matches for both. The compiler gets the same in code points, from end to end.
+reads Rust's, where `[^a&&b]` is everything. Here it is read by `patterns`. A set has the characters
+that Python and ECMA 262 both take for its own. So `\d` is 0-9, `\D` no digit of any script, `.` no
+line end of either. `$` is the very end. Parts that the two read differently are refused by name and
+position. So a text that is served matches for both. The compiler gets the same in code points, from
+end to end.
 
 Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. Knows no compiler.
 """

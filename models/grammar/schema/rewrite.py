@@ -4,8 +4,8 @@ Closes places at which llguidance 1.9 would serve something else than requested.
 translated (`pattern`), names are counted once, and references lead to schemas that were checked. No
 key can be spelt in two ways. The last is done with the escapes that JSON texts may have
 (`ALLOWED_ESCAPES`). If a key of an open object may have `\u0061`, a declared name can be written
-again, past its schema, and parsers of the text believe the last. So `\u` is not written at all.
-Text that only it can write is refused if a schema insists on it.
+again, past its schema. Parsers of the text believe the last. So `\u` is not written at all. Text
+that only it can write is refused if a schema insists on it.
 """
 
 from __future__ import annotations

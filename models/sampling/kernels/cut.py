@@ -93,7 +93,7 @@ def weights_above(
     step,
     BLOCK: tl.constexpr,
 ):
-    """Add the weights of scores above low + j * step - 1 for j of 1, 2 and 3, as int64."""
+    """Sum the weights (int64) at or above low + step, low + 2 step and low + 3 step."""
     first_sum = tl.zeros((BLOCK,), tl.int64)
     second_sum = tl.zeros((BLOCK,), tl.int64)
     third_sum = tl.zeros((BLOCK,), tl.int64)

@@ -1,10 +1,11 @@
 """Suffix decoding: the draft is what most often followed where the text's end occurred before.
 
 Looks in the prompt, in this answer, and in recent answers of the same `cache_salt`
-(`text_memory.TextMemory`), which prompt lookup (`ngram`) does not. A longer match drafts further.
-Each draft has its probability of acceptance (`match_odds.MatchOdds`). Costs no model and no step. A
-look takes some 25 us and a token of the text less than 1 us on the machine of the kept results.
-SuffixDecoding (arXiv 2411.04975) is the idea, and its limits keep their names.
+(`text_memory.TextMemory`). Prompt lookup (`ngram`) does not look in other answers. A longer match
+drafts further. Each draft has its probability of acceptance (`match_odds.MatchOdds`). Costs no
+model and no step. A look takes some 25 us and a token of the text less than 1 us. These were
+measured on the machine of the kept results. SuffixDecoding (arXiv 2411.04975) is the idea, and its
+limits keep their names.
 
 Committed tokens alone are kept, so there is nothing to roll back. A look may go on behind tokens
 that are not committed yet, and they are compared with the kept ones.
