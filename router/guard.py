@@ -66,7 +66,7 @@ class GrammarGuard:
         self._generated = generated
         self._stats = stats
         self._on_forced = on_forced or (lambda tokens, forced: None)
-        self._num_losses = 0  # of masks, in a row
+        self._num_losses = 0  # losses of masks in a row
 
     @property
     def loosened(self) -> Sequence[Loosened]:

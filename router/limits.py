@@ -17,7 +17,7 @@ from models.protocol.messages import MAX_DRAFT_TOKENS
 from models.protocol.rules import COUPLED
 
 _LONGEST_PAUSE = 8  # times the first pause
-_ROUNDING = 1e-9  # of a sum of decimal fractions that is 1 on paper
+_ROUNDING = 1e-9  # rounding error of decimal fractions whose sum is 1 on paper
 
 
 class SessionLimits(Section):

@@ -33,7 +33,7 @@ class RoundLog:
         self._stats = stats
         self._num_rounds = 0
         self._past = TimeSplit()  # the time of the rounds before
-        self._waiting: deque[TokenOrigin] = deque()  # of tokens that are not shown yet
+        self._waiting: deque[TokenOrigin] = deque()  # origins of tokens that are not shown yet
 
     def of(self, asked: Round, verdict: Verdict, taken: StopResult) -> DeltaDetails | None:
         """Return the details for the delta of a verdict, of whose tokens `taken` were taken."""

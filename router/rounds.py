@@ -51,7 +51,7 @@ class Round:
     planned_at: float
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
-    segments: Sequence[Segment] = ()  # of the draft, in order
+    segments: Sequence[Segment] = ()  # segments of the draft, in order
     why: Explanation | None = None
 
 
@@ -88,7 +88,7 @@ class RoundWatch:
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt
-        self._asked: Round | None = None  # of the target, as soon as it has answered
+        self._asked: Round | None = None  # the round that the target answered, once it has
         self._num_tokens = 0  # that the round brought so far
         self._emit_ms = 0.0  # that the round waited for the client
         self._replica = replica
@@ -202,7 +202,7 @@ class RoundWatch:
                     segment.drafter, segment.num_tokens, min(num_right, segment.num_tokens)
                 )
             num_right -= segment.num_tokens
-            if num_right < 0:  # what follows was never looked at
+            if num_right < 0:  # the target looked at no segment behind this one
                 return
 
 

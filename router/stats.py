@@ -146,7 +146,7 @@ class RoundStats:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._started_at = clock()
-        self.num_cached_tokens = 0  # of the prompt
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache
         self._num_rounds = 0
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []

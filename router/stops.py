@@ -51,9 +51,9 @@ class StopChecker:
         self._includes_stop = includes_stop
         self._num_tokens = 0
         self._held = ""
-        self._num_chars = 0  # of all tokens so far
-        self._num_shown = 0  # of these, released
-        self._starts: deque[int] = deque()  # of tokens that are not shown yet
+        self._num_chars = 0  # characters of all tokens so far
+        self._num_shown = 0  # released ones among these
+        self._starts: deque[int] = deque()  # starts of tokens that are not shown yet
 
     @property
     def num_tokens(self) -> int:

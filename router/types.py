@@ -74,7 +74,7 @@ class LookaheadSettings:
     rollout: Literal["greedy", "sampled"] = "greedy"
     commit: Literal["token", "gain", "rollout"] = "gain"
     budget: int = 0
-    seed: int | None = None  # of sampled roll-outs; None: the request's
+    seed: int | None = None  # seed of sampled roll-outs; None: the request's
 
     @property
     def num_rollouts(self) -> int:
@@ -140,7 +140,7 @@ class GenerationRequest:
     includes_stop: bool = False
     is_mostly_free: bool = False  # the grammar lets free text come first: planners count it as such
     cache_salt: str = ""
-    prediction: PredictedText | None = None  # what the client says the answer mostly repeats
+    prediction: PredictedText | None = None  # text that the answer mostly repeats, by the client
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     lookahead: LookaheadSettings | None = None  # there are no choices then
 
@@ -273,10 +273,10 @@ class Finished:
     finish_reason: FinishReason
     num_prompt_tokens: int
     num_completion_tokens: int
-    num_cached_tokens: int = 0  # of the prompt, found in the first target's prefix cache
+    num_cached_tokens: int = 0  # tokens of the prompt found in the first target's prefix cache
     speculation: SpeculationStats
-    lookahead: LookaheadStats | None = None  # of a request that asks for it
-    loosened: tuple[Loosened, ...] = ()  # what of its grammar is not enforced
+    lookahead: LookaheadStats | None = None  # only of a request that asks for it
+    loosened: tuple[Loosened, ...] = ()  # parts of its grammar that are not enforced
 
 
 class Detokenizer(Protocol):

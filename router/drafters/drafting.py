@@ -52,7 +52,7 @@ class Drafting:
         self._rules = rules or DraftRules()
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
-        self._min_survival = LEAST_SURVIVAL  # of the newest plan
+        self._min_survival = LEAST_SURVIVAL  # the newest plan's
 
     def start(self) -> None:
         """Let drafters that have to connect begin to, unless by plan nobody drafts now."""

@@ -14,8 +14,8 @@ from models.protocol.token_sequence import TokenSequence
 from router.planning.acceptance import AcceptanceEstimate
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 
-# Of 1,200 settled tokens in answers of the demo pair and of SmolLM2 all were right, of 160 at the
-# edge nine of ten. Text is as forced within a grammar that lets free text come first.
+# Answers of the demo pair and of SmolLM2 had 1,200 settled tokens, all right, and 160 at the edge,
+# nine of ten right. Text is as forced within a grammar that lets free text come first.
 FORCED = DrafterTraits(
     name="forced",
     cost=DraftCost.FREE,
@@ -39,7 +39,7 @@ class ForcedText:
     def __init__(
         self, num_prompt_tokens: int, settled: AcceptanceEstimate, edge: AcceptanceEstimate
     ) -> None:
-        self._position = num_prompt_tokens  # of the first forced token in the text
+        self._position = num_prompt_tokens  # position of the first forced token in the text
         self._forced = NOTHING_FORCED
         self._settled = settled
         self._edge = edge

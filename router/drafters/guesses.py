@@ -44,7 +44,7 @@ class Guesses:
         self._odds = odds
         self._costs = costs
         self._smaller = smaller
-        self._cells: Sequence[int] = ()  # of the last guess, if it was found
+        self._cells: Sequence[int] = ()  # the last guess's, if it was found
         self._is_of_smaller = False  # the last guess
 
     def next(self, text: TokenSequence, num_draft_tokens: int) -> Sequence[int]:

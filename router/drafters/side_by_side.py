@@ -26,7 +26,7 @@ class NamedProposal:
     drafter: DrafterTraits
     proposal: Proposal | None  # None: the drafter was lost
     elapsed_ms: float
-    guess: Sequence[int] = ()  # of its draft, that it was sent
+    guess: Sequence[int] = ()  # guess of its draft that it was sent
 
 
 class _Place:

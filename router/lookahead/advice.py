@@ -13,7 +13,7 @@ POOR_SATISFACTION = "poor_satisfaction"  # the constraint is missed although dra
 TOO_MUCH_GENERATION = "too_much_generation"  # most rounds end with the target alone, else
 
 _FEW_ROUNDS = 4  # fewer say nothing
-_MOST = 0.5  # of the rounds
+_MOST = 0.5  # share of the rounds
 
 
 def advice_of(settings: LookaheadSettings, stats: LookaheadStats) -> dict[str, str]:

@@ -52,7 +52,7 @@ class Branch:
         self._verifier = verifier
         self._eos_ids = eos_ids
         self._take_rows = take_rows
-        self._held = TokenSequence()  # what the target may have of the session
+        self._held = TokenSequence()  # tokens of the session that the target may have
         self._start = 0  # length up to which texts are alike, most likely
         self.num_passes = 0
         self.num_cached_tokens = 0

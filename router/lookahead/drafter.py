@@ -51,7 +51,7 @@ class PatientDrafter:
                 continue
             if proposal.cut in ("mask_late", "mask_missing"):  # over once the grammar is reopened
                 raise MaskUnavailable(f"the draft model's masks were lost ({proposal.cut})")
-            if proposal.cut == "starved":  # of KV blocks: a short draft is another draft
+            if proposal.cut == "starved":  # no KV blocks: a short draft is another draft
                 continue
             self.num_steps += len(proposal.tokens)
             return proposal if proposal.tokens else None

@@ -9,7 +9,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.ports import Scorer
 from router.types import GenerationRequest, LookaheadSettings
 
-_CUT = "\ufffd"  # what the beginning of a character shows as
+_CUT = "\ufffd"  # stands for the beginning of a character
 
 
 class Judge:

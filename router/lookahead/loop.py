@@ -146,7 +146,7 @@ async def _look_ahead(
         logprob + settings.reward_weight * score.value
         for (_, logprob), score in zip(candidates, scores, strict=True)
     ]
-    best = worth.index(max(worth))  # of equals the likeliest
+    best = worth.index(max(worth))  # the likeliest of equals
     session.ahead = ()
     if settings.commit == "rollout":
         return futures[best]

@@ -57,7 +57,7 @@ class LookaheadSession:
     states: Counter[str] = field(default_factory=Counter)
     num_rollouts: int = 0
     ahead: Sequence[tuple[int, float]] = ()
-    forced: Sequence[int] = ()  # what the grammar lets follow, if that is certain
+    forced: Sequence[int] = ()  # tokens that the grammar forces next, if that is certain
     is_budget_spent: bool = False
 
     @property

@@ -112,7 +112,7 @@ class PlannedSession(PlanMember):
         self._replica_now = replica
         self._run_on = run_on
         self._task: TaskClass = task
-        self._name = ""  # of the replica
+        self._name = ""  # the replica's
         self._replica: ReplicaPlanner | None = None
         self._newest = RoundPlan(0, 0)
         self._is_measured = True  # its newest round

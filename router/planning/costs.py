@@ -16,7 +16,7 @@ from router.ports import DrafterTraits
 
 # The cost of a further row of a draft pass before any was measured, in steps.
 _ROW_SHARE = 0.15
-_ROW_WEIGHT = 0.05  # of the newest measurement in their running mean
+_ROW_WEIGHT = 0.05  # weight of the newest measurement in their running mean
 
 
 @dataclass(slots=True)

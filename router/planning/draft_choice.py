@@ -19,7 +19,7 @@ from router.planning.acceptance import AcceptancePool
 from router.planning.costs import PassCosts
 from router.ports import DrafterTraits, TaskClass
 
-_FIRST_SESSIONS = 3  # of each draft model and task class, before any is chosen by what it earns
+_FIRST_SESSIONS = 3  # for each draft model and task class, before any is chosen by its promise
 _EXPLORED_ONE_IN = 24  # sessions of a class
 
 

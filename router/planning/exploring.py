@@ -16,10 +16,10 @@ _LOSING = 0.005  # that may be lost by stretches of the other mode
 _STRETCHING = 0.05  # that stretches may take, also where nothing is lost
 _SHADOWING = 0.02  # that turns to have a shadow draft may take
 
-_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session in a stretch, half of them to settle
+_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # rounds of each session in a stretch, half to settle
 _WAITS = 4  # rounds without a draft for each that was to have one, then a stretch is given up
 _HOPELESS = 4  # times as long are pauses before a mode that does not even promise to be better
-_LEAST_PRICE = 0.1  # of a shadow draft, for the router's own work
+_LEAST_PRICE = 0.1  # part of a shadow draft's time, for the router's own work
 _PRICE_SMOOTHING = 0.2
 _FIRST_TURNS = 8  # after a change of mode, that are paid for by the draft's own time alone
 _FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
@@ -29,7 +29,7 @@ class Stretches:
     """Stretches of rounds in which all sessions of a replica follow the other mode."""
 
     def __init__(self) -> None:
-        self._num_left = self._num_rounds = self._num_waits = 0  # of the one under way
+        self._num_left = self._num_rounds = self._num_waits = 0  # rounds of the stretch under way
         self._began_s = self._next_s = 0.0
         self._lost_ms = 0.0  # by each session, in the newest one
         self._num_begun = 0  # since the mode changed
@@ -93,7 +93,7 @@ class ShadowTurn:
         self._is_out = False
         self._next_s = 0.0
         self._num_begun = 0  # since the mode changed
-        self._delay_ms = 0.0  # of the round that had the newest one
+        self._delay_ms = 0.0  # delay of the round that had the newest one
         self._price = 1.0  # part of a shadow draft's time that it takes from the target
 
     def note_delay(self, delay_ms: float) -> None:

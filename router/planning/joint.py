@@ -30,7 +30,7 @@ from typing import Protocol
 _MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the event loop
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
-_LEAST_SHARE = 0.1  # of what engines do that a round takes at least
+_LEAST_SHARE = 0.1  # least part of the engines' work that a round takes
 # Lost rounds of a text with drafts, on average: room for the last draft ends before the draft does.
 _LOST_ROUNDS = 0.5
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
@@ -72,12 +72,10 @@ class DraftForecast:
 class Others:
     """The load of other routers, and of our sessions that are not planned, on the same engines."""
 
-    num_sessions: float = 0.0  # of theirs in a target pass
+    num_sessions: float = 0.0  # theirs in a target pass
     num_rows: float = 0.0
-    num_drafting: float = 0.0  # of theirs in a draft step; negative: ours are on several drafters
-    our_share: float = (
-        1.0  # of our sessions in a pass, while all draft: 0.5 where halves take turns
-    )
+    num_drafting: float = 0.0  # theirs in a draft step; negative: ours are on several drafters
+    our_share: float = 1.0  # part of ours in a pass, while all draft; 0.5: halves take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,11 @@ class JointPlan:
 
     lengths: tuple[int, ...]
     depth: int  # draft steps until the last draft is there
-    engine_ms: float  # of the round, or of a token where nobody drafts: what engines do
+    engine_ms: float  # engines' work in a round, or for a token if no session drafts
     overhead_ms: float  # the same beyond that
     tokens_per_ms: float
     num_tokens: float
-    min_survival: float = 1.0  # what a token's survival must be to be worth its row
+    min_survival: float = 1.0  # least survival of a token that is worth its row
     min_tokens: float = 0.0  # expected of a round, or a session is better off on its own
 
     @property

@@ -23,10 +23,10 @@ _KNOWN = 20.0  # rounds after which an odd one is known from others
 _SCALE = 8.0  # sessions and steps by which an overhead is expected to differ about as much again
 _NUM_FEATURES = 4
 _RIDGE = (0.02, 2.0, 2.0, 2.0)  # weight of the expectation that each is 0, in rounds
-_HALF_LIFE_S = 300.0  # of what gains are measured by
-LEAST_ROUNDS = 10  # of each side: a gain of fewer is that of one odd round
+_HALF_LIFE_S = 300.0  # half-life of the rounds that gains are measured by
+LEAST_ROUNDS = 10  # rounds of each side: a gain of fewer is that of one odd round
 _LATENESS_HALF_LIFE_S = 10.0
-_LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
+_LATENESS_PRIOR_MS = 200.0  # time of imagined rounds that ended as promised
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class PlannerStats:
 
     num_plans: int = 0
     planning_ms: float = 0.0
-    num_control_rounds: int = 0  # of sessions, made without a draft to be measured
-    num_trial_rounds: int = 0  # of sessions, made with a draft for the same reason
+    num_control_rounds: int = 0  # rounds of sessions, made without a draft to be measured
+    num_trial_rounds: int = 0  # rounds of sessions, made with a draft for the same reason
     num_shadow_drafts: int = 0
     lengths: Counter[int] = field(default_factory=Counter)  # chosen k, by session and round
     predicted_ms: float = 0.0  # sums over the rounds that were measured

@@ -8,7 +8,7 @@ from models.protocol.messages import Timing
 from router.planning.joint import Others
 
 _SMOOTHING = 0.05  # a running mean over about 20 passes: a second or so, as long as loads last
-_MOST_ROWS = 4  # of each session of others: a draft of 3 and the anchor; a prompt's are not kept
+_MOST_ROWS = 4  # for each session of others: a draft of 3 and the anchor; a prompt is left out
 
 
 class OthersEstimate:

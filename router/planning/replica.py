@@ -48,16 +48,16 @@ _DWELL = 5  # rounds of each session that drafting is given before it may be cal
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _LASTING = 16  # rounds of each session; then plain decoding may go on for long at once
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
-_STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
-_PROMISING = 0.9  # of what the mode gives: the other one is tried seldom where it promises less
-_FAIR = 0.5  # of what a session would get if all went on alone: it does so where a draft gives less
+_STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # names of their rounds
+_PROMISING = 0.9  # part of the mode's rate: the other mode is tried seldom if it promises less
+_FAIR = 0.5  # part of its tokens if all went on alone: a session does so if a draft gives less
 _CONTROL_STEPS = 7  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
-_MEASURED_EVERY_MS = 16.0  # of rounds shorter than that a part is measured
+_MEASURED_EVERY_MS = 16.0  # only a part of the rounds shorter than this is measured
 _LEAST_MEASURED = 0.1
 _ODD = 2.0  # times what it was to take, and a round waited for something that a plan has not
-_TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths
+_TEXT_WEIGHT = 0.1  # weight of the newest text in the mean of their lengths
 _GOLDEN = 0.618034
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
 
@@ -88,16 +88,16 @@ class ReplicaPlanner:
         self.sessions: dict[PlanMember, None] = {}  # in order
         self.mode = Mode.PLAIN if pinned == 0 else Mode.DRAFTING
         self.plans: dict[Mode, JointPlan] = {}
-        self._promises: dict[Mode, Promise] = {}  # of the plans
-        self.version = 0  # of the plans
-        self._newest_plans_s: deque[float] = deque(maxlen=5)  # what making them took
+        self._promises: dict[Mode, Promise] = {}  # by the plans
+        self.version = 0  # number of the plans
+        self._newest_plans_s: deque[float] = deque(maxlen=5)  # time of making them
         self._planned_at_s = self._plan_at_s = 0.0  # when they were made, and will be anew
         self.num_rounds = 0
         self._mode_since = 0  # number of a round
-        self._advantage = 1.0  # of drafting, in times of what plain decoding gives
+        self._advantage = 1.0  # rate with drafts over that of plain decoding
         self._others = OthersEstimate()
         self._overheads = {mode: Overheads() for mode in Mode}
-        self._text_tokens: float | None = None  # of a text, on average
+        self._text_tokens: float | None = None  # mean length of a text
         self._lateness = {mode: Lateness() for mode in Mode}
         self._stretches = Stretches()
         self._shadow = ShadowTurn()

@@ -23,7 +23,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self.num_taken = 0
-        self._turn = asyncio.Lock()  # of who waits
+        self._turn = asyncio.Lock()  # held by the one that waits
         self._changed = asyncio.Event()
 
     @asynccontextmanager

@@ -63,7 +63,7 @@ class OpenTemplate:
     cache_salt: str = ""
     is_tentative: bool = False
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
-    matcher: str = ""  # whose masks it gets, of the constraint service's sessions; "": its own
+    matcher: str = ""  # the constraint service's session whose masks it gets; "": its own
 
 
 # A message without its header: session, epoch, seq, base length and hash, tokens. Those are given
@@ -169,7 +169,7 @@ class EngineClient:
                 if num_corrections > _MAX_CORRECTIONS:
                     raise LinkLost(f"engine asked {num_corrections} times for session or prefix")
                 if next_part > 0:
-                    return  # what was yielded is valid; the caller's next message corrects
+                    return  # the yielded parts are valid; the caller's next message corrects
                 self._correct(lease, reply, committed)
                 message = self._build(lease, committed, build)
                 lease.channel.send(message)

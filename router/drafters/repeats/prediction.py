@@ -49,7 +49,7 @@ class PredictionDrafter:
         self._predicted = predicted
         self._odds = LearningOdds(odds)
         self._eos_ids = frozenset(eos_ids)
-        self._start = len(committed)  # of the answer
+        self._start = len(committed)  # place where the answer begins
         self._shift = -self._start  # from a place in the text to one in the prediction
 
     def look(self, text: TokenSequence, num_tokens: int) -> FreeDraft:

@@ -71,7 +71,7 @@ class SuffixIndex:
         self._tokens: list[int] = []
         self._num_dropped = 0
         self._text_start = 0  # place where the newest text begins
-        self._text_ends: deque[int] = deque()  # of those that are over, their marks included
+        self._text_ends: deque[int] = deque()  # places where finished texts end, marks included
         self._chains = [_Chains(length) for length in _KEY_LENGTHS]
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ class SuffixIndex:
             counts.pop(_END, None)
             if not counts:
                 break
-            chosen = max(counts, key=counts.__getitem__)  # of equal ones the latest
+            chosen = max(counts, key=counts.__getitem__)  # the latest of equal ones
             share = counts[chosen] / len(places)
             prob *= share
             if prob < min_prob:
