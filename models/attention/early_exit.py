@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.attention.backend import ModelForward
 
 NUM_TOKENS = 4  # the longest draft
-_NAMES = ("layers", "h")  # of a decoder's layers, by architecture
+_NAMES = ("layers", "h")  # a decoder's name for its layers, by architecture
 
 
 class ExitForward:

@@ -62,7 +62,7 @@ class GatherPass:
     row_slots: Tensor  # [K * R] where the storage puts each row's key and value
     row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
     gathers: list[KeyGather]
-    windows: tuple[int | None, ...]  # of each layer
+    windows: tuple[int | None, ...]  # each layer's window
     shared: tuple[Tensor, Tensor] | None  # [n] rows that are stored once more; [K * n] where
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -40,7 +40,7 @@ class _Tiles:
     """The tiles of one gather while they are laid out."""
 
     size: int  # t
-    rows: list[int] = field(default_factory=list)  # of the pass, at each place
+    rows: list[int] = field(default_factory=list)  # rows of the pass, at each place
     ends: list[tuple[int, int]] = field(default_factory=list)  # first and last position of each
 
     def add(self, first_row: int, sequence: SequenceRows, places: list[int], offset: int) -> None:

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from models.config import EngineConfig
 
-SCALES = "weight_scale"  # of a layer's tensor in the files
+SCALES = "weight_scale"  # name of a layer's scales in the files
 # The config's entries for the layers, by key.
 _WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 _INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}

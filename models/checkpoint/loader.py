@@ -39,13 +39,13 @@ class Checkpoint:
     """A loaded model, or this rank's part of it, and what the engines need to know of it."""
 
     model: PreTrainedModel
-    num_columns: int  # of the logits, padding columns included; ids that may be read
+    num_columns: int  # columns of the logits, padding included; ids that may be read
     drawable: DrawableIds
     num_layers: int
-    num_heads: int  # of this rank, as the key heads
+    num_heads: int  # this rank's, as the key heads
     num_key_heads: int
     head_dim: int
-    windows: tuple[int | None, ...]  # of each layer's attention
+    windows: tuple[int | None, ...]  # each layer's attention window
     eos_ids: tuple[int, ...]  # ids that end a generation, as the checkpoint's own files name them
     quantization: QuantizationName | None  # the config's, or what the weights are stored in
     has_scales: bool  # linear layers that are stored in float8 hold its numbers, and `scales`

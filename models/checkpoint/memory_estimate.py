@@ -43,7 +43,7 @@ _DIVIDED = ("colwise", "rowwise")
 class MemoryEstimate:
     """Sizes of one model under one config; bytes are those of each rank."""
 
-    num_parameters: int  # of the whole model, shared ones counted once
+    num_parameters: int  # the whole model's, shared ones counted once
     weight_bytes: int
     kv_bytes_per_token: int
     quantization: QuantizationName | None  # the config's, or what the weights are stored in

@@ -11,7 +11,7 @@ import math
 from models.costs.running_mean import running_mean
 from models.costs.table import CostTable
 
-_TAKEN_WITHIN_S = 0.002  # of a pass's end: its replies are written and the mailbox is looked into
+_TAKEN_WITHIN_S = 0.002  # time after a pass, in which replies are written and the mailbox is read
 _MEAN_SHARE = 0.2  # weight of the newest pass in `mean_s`
 
 

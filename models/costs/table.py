@@ -19,7 +19,7 @@ from statistics import median
 
 _EXACT_COUNTS = 8
 _CELL_WIDTH = math.log(1.15)
-_NUM_SAMPLES = 9  # of each cell
+_NUM_SAMPLES = 9  # samples of each cell
 _FRESH = 1000  # measurements; a cell without one among so many is stale
 _HALF_LIFE = 10  # measurements without one of its own after which a cell weighs half
 

@@ -95,11 +95,11 @@ class CpuPass:
 
     storage: LaneStorage
     token_ids: Tensor  # [R] int64
-    slots: StorePlan  # of the rows' keys and values
+    slots: StorePlan  # slots of the rows' keys and values
     positions: Tensor  # [R] int64
     kept: Tensor  # int64, the rows whose logits are wanted
     plan: AttendPlan
-    windows: tuple[int | None, ...]  # of each layer
+    windows: tuple[int | None, ...]  # each layer's window
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the rows' keys and values [K, R, D].

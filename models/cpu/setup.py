@@ -50,7 +50,7 @@ class PackedModel:
     """A model whose weights are laid out for this machine, and what they take."""
 
     forward: ModelForward
-    weight_bytes: int  # of this rank, quantised where asked, before packing
+    weight_bytes: int  # this rank's, quantised if asked, before packing
 
 
 def pack(

@@ -51,14 +51,14 @@ class Plan:
     num_sampled_tokens: int
     step_tokens: int
     resume: bool
-    dtype: torch.dtype = torch.bfloat16  # of the forward pass
+    dtype: torch.dtype = torch.bfloat16  # type of the forward pass
     compile: bool = True  # pays from some hundred steps on
     target_shape: Shape = TARGET_SHAPE
     draft_shape: Shape = DRAFT_SHAPE
     start: Path | None = None  # folder of a pair whose tokenizer and weights are trained on
     draft_start: Path | None = None  # checkpoint that the draft begins as, in place of the pair's
     is_draft_new: bool = False  # the draft begins with random weights, also beside a start
-    family: str | None = None  # of FAMILIES; None: as the start has it, or a Llama
+    family: str | None = None  # one of FAMILIES; None: as the start has it, or a Llama
     seed: int = SEED
     target_lr: float = 2e-3
     draft_lr: float = 4e-3

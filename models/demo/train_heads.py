@@ -26,7 +26,7 @@ from models.distill.teacher import Teacher
 
 SEED = 22
 _HELD_OUT_BATCHES = 4
-_HELD_OUT_TOKENS = 2048  # of each
+_HELD_OUT_TOKENS = 2048  # tokens of each batch
 
 
 def main() -> None:

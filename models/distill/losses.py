@@ -63,7 +63,7 @@ def _overlap(student: Tensor, teacher: Tensor) -> Tensor:
 def acceptance_of(logits: Tensor, log_probs: Tensor) -> Acceptance:
     """Means over places; see `token_losses`."""
     p, q = log_probs.exp(), torch.softmax(logits.float(), dim=-1)
-    left = 1.0 - p.sum(dim=-1)  # of ids that are not drafted
+    left = 1.0 - p.sum(dim=-1)  # probability of the ids that are not drafted
     best = p.max(dim=-1)
     # An id that is not drafted is the target's own choice only if it has more than the best here,
     # which is certain where less than that is left.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.distill.losses import Acceptance, acceptance_of, token_losses
 from models.distill.teacher import Lesson, fast_products, logits_of
 
-_MAX_JUDGED_PLACES = 2048  # of one lesson: the coupling's formula is quadratic in likely ids
+_MAX_JUDGED_PLACES = 2048  # places of one lesson: the coupling's formula is quadratic in likely ids
 
 
 class Step(NamedTuple):

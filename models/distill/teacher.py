@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from models.distill.batches import Batch
 
-_PART_PLACES = 256  # whose logits of the whole vocabulary are there at once
+_PART_PLACES = 256  # places whose logits of the whole vocabulary are there at once
 
 
 @dataclass(frozen=True, slots=True)

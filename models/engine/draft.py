@@ -79,7 +79,7 @@ class DraftEngine(Engine):
             runner.capture_chains()
         self._step_s: float | None = None  # running mean of passes without prompts
         self._host_s = 0.0  # the same of what a `step` takes beside its pass
-        self._pass_s: float | None = None  # of the newest `step`
+        self._pass_s: float | None = None  # time of the newest `step`'s pass
 
     def wait_s(self, now: float) -> float:
         """Return 0: a draft step never waits for others, because they join the next one."""

@@ -25,7 +25,7 @@ class EngineLoad:
     num_passes: int = 0  # since the start
     passes_s: float = 0.0  # seconds spent in them; the engine was busy for so long
     pass_ms: float = 0.0  # running mean of a pass
-    num_cached_blocks: int = 0  # of the prefix cache, held by sessions or not
+    num_cached_blocks: int = 0  # blocks of the prefix cache, held by sessions or not
     prefix_queries: int = 0  # tokens looked for in the prefix cache since the start
     prefix_hits: int = 0  # tokens found there
     prefix_evictions: int = 0  # blocks it lost because others needed the room

@@ -16,8 +16,8 @@ from models.gpu.memory import DeviceMemory
 from models.kv.budget import graph_bytes, share_for_kv
 from models.kv.rows import BlockList, SequenceRows
 
-_LOGIT_ROWS = 256  # of a pass: rounds of 32 sessions with drafts of 7
-_DRAW_COPIES = 3  # of the logits, while tokens are drawn from them
+_LOGIT_ROWS = 256  # rows of a pass: rounds of 32 sessions with drafts of 7
+_DRAW_COPIES = 3  # copies of the logits, while tokens are drawn from them
 
 
 def measured_share(

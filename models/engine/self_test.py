@@ -122,7 +122,7 @@ def _same_logits(runner: Forward, sessions: list[_Session]) -> bool:
     if not far:
         return True
     start = max(0, len(strangers[1].text) - num_last)
-    crowds = [[far[0].last_rows(_STRANGER_ROWS[1])]]  # what it attends to was never computed
+    crowds = [[far[0].last_rows(_STRANGER_ROWS[1])]]  # the KV it attends to was never computed
     return _keeps_bits(runner, strangers[1], start, of_strangers[1], crowds)
 
 

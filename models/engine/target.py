@@ -74,7 +74,7 @@ class TargetEngine(Engine):
         self._window = BatchWindow(self._times)
         # To look at from outside, and to fix for a measurement; None: nothing drafts here.
         self.own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
-        self._undrafted: list[Drafted] = []  # whose next rows may have a draft behind them
+        self._undrafted: list[Drafted] = []  # those whose next rows may have a draft behind them
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
         )

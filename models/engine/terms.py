@@ -18,7 +18,7 @@ from models.protocol.messages import (
     Verify,
 )
 
-_LARGEST = 1e6  # of what is added to or multiplied with a logit: float32 keeps a finite score
+_LARGEST = 1e6  # bound on a logit's addends and factors: float32 keeps a finite score
 
 
 def check_terms(opened: Open) -> None:

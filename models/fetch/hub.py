@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _SNAPSHOT = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 _TIMEOUT_S = 30.0  # for each answer of the hub; a download ends when nothing comes for 10 s
 _REACHED_S = 5.0  # for the hub to answer at all
-_REMEMBERED_S = 30.0  # whether it did
+_REMEMBERED_S = 30.0  # time that the hub's answer or silence is remembered
 _SERVER_ERROR = 500
 _ERROR_LENGTH = 300  # letters of a hub's error; it may answer with a page
 
@@ -183,7 +183,7 @@ def _download(snapshot: Snapshot, patterns: Sequence[str]) -> None:
     )
 
 
-@lru_cache(maxsize=64)  # what a commit has never changes
+@lru_cache(maxsize=64)  # the files of a commit never change
 def _weights(snapshot: Snapshot) -> tuple[tuple[str, int, str | None], ...]:
     """Name, bytes and SHA-256 of the weights that the hub has at a commit."""
     from huggingface_hub import HfApi

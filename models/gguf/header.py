@@ -47,7 +47,7 @@ _PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<num>\d{5})\.gguf")
 _SPLIT_COUNT, _SPLIT_NUMBER, _SPLIT_TENSORS = (
     f"split.{name}" for name in ("count", "no", "tensors.count")
 )
-ROPE_TABLE = "rope_freqs.weight"  # what rotary frequencies are divided by, where they are scaled
+ROPE_TABLE = "rope_freqs.weight"  # divisors of rotary frequencies, if these are scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

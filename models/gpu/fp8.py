@@ -18,10 +18,10 @@ from models.layers.linear import plain_linear
 from models.layers.quantization import can_round_to_fp8
 from models.torch_library import has_kernels
 
-LEAST_CAPABILITY = (8, 9)  # of a GPU whose products take float8
+LEAST_CAPABILITY = (8, 9)  # least compute capability of a GPU whose products take float8
 _FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_FP8).max  # 448
-_LEAST_SCALE = 1e-12  # of a row of zeros
+_LEAST_SCALE = 1e-12  # scale of a row of zeros
 
 
 def fp8_linear(weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> nn.Module:

@@ -100,7 +100,7 @@ class CudaGraphs:
 
 
 Compute = Callable[[PassTensors, int], Tensor]  # (tensors, rows of one session) -> logits [R, V]
-Agree = Callable[[bool], bool]  # whether all ranks say so; each of them asks, in the same order
+Agree = Callable[[bool], bool]  # true if all ranks say so; each of them asks, in the same order
 
 
 def alone(is_so: bool) -> bool:

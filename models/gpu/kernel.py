@@ -98,9 +98,9 @@ class VarlenPass:
     storage: PageStorage
     kernel: VarlenKernel
     tensors: PassTensors
-    max_rows: int  # of one session
-    max_keys: int  # of one session
-    windows: tuple[int | None, ...] = ()  # of each layer, by the checkpoint's config
+    max_rows: int  # rows of one session
+    max_keys: int  # keys of one session
+    windows: tuple[int | None, ...] = ()  # each layer's window, by the checkpoint's config
 
     @property
     def row_slots(self) -> Tensor:

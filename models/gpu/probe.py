@@ -39,8 +39,8 @@ from models.kv.storage import KVSizes
 _NEEDED_ARGUMENTS = ("seqused_k", "block_table", "num_splits", "enable_gqa", "window_size")
 # Relative to values around 1 in bfloat16, whose step is 2^-8; a wrong page or mask is off by ~1.
 _TOLERANCE = 0.03
-_SCALE_SHARE = 0.6  # of the usual scale: one that is not looked at is noticed
-_SPARE_PAGES = 3  # of no session
+_SCALE_SHARE = 0.6  # part of the usual scale: a scale that a kernel ignores is noticed
+_SPARE_PAGES = 3  # pages of no session
 
 
 class _ProbePass(NamedTuple):

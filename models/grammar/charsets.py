@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal
 
 Ranges = tuple[tuple[int, int], ...]
-# Whose meaning counts: Python's, or what Python and ECMA 262 both say, or what one of them says.
+# The readers whose meaning counts: Python, Python and ECMA 262 both, or either of them.
 Reading = Literal["python", "both", "either"]
 
 LAST = 0x10FFFF

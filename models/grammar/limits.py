@@ -54,7 +54,7 @@ class RegexLimits:
     """Bounds on one regular expression."""
 
     max_pattern_bytes: int = 4096
-    max_repeat: int = 10_000  # of one quantifier
+    max_repeat: int = 10_000  # times of one quantifier
     max_expanded: int = 100_000  # characters of the pattern with its repeats written out
     max_depth: int = 48  # groups within groups
 
@@ -68,7 +68,7 @@ class ChoiceLimits:
     """
 
     max_choices: int = 1024
-    max_choice_bytes: int = 4096  # of UTF-8, each
+    max_choice_bytes: int = 4096  # UTF-8, each
     max_total_bytes: int = 32_768
 
 
@@ -77,7 +77,7 @@ class RuleLimits:
     """Bounds on one grammar with rules, beside its size (`SchemaLimits.max_schema_bytes`)."""
 
     max_rules: int = 1_000
-    max_repeat: int = 10_000  # of one part
+    max_repeat: int = 10_000  # times of one part
     max_expanded: int = 100_000  # characters of what is regular, with its repeats written out
     max_depth: int = 48  # groups within groups
     max_schemas: int = 128
@@ -89,7 +89,7 @@ class ParserLimits:
 
     initial_lexer_fuel: int = 500_000  # about 10 ms
     step_lexer_fuel: int = 200_000  # about 15 ms per mask
-    step_max_items: int = 50_000  # of JSON, patterns and choices, which stay far below
+    step_max_items: int = 50_000  # for JSON, patterns and choices, which stay far below
     # The limit for grammars with rules, where each may take 4 us: a mask with 50,000 took 0.2 s.
     step_max_rule_items: int = 10_000
     max_lexer_states: int = 50_000  # 1-2 kB each
@@ -106,7 +106,7 @@ class HostLimits:
     max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
 
 
-MAX_CHECKED_BYTES = 65_536  # of a text that is compared with a grammar
+MAX_CHECKED_BYTES = 65_536  # size of a text that is compared with a grammar
 
 
 def refuse(message: str, *, path: str = "") -> NoReturn:

@@ -23,7 +23,7 @@ Compiled = TypeVar("Compiled")
 
 _MARK = " %json "
 _ANY_OBJECT = json.dumps({"type": "object"})
-_MAX_DROPPED_BYTES = 32_768  # of what is told about one grammar: it must pass through a pipe
+_MAX_DROPPED_BYTES = 32_768  # notes on one grammar: they must pass through a pipe
 
 
 def fitted(grammar: Grammar, limits: SchemaLimits) -> Grammar:

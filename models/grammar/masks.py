@@ -113,7 +113,7 @@ class MaskWait:
     """Masks for the last `num_rows` states of a session's generated tokens."""
 
     session: Constrained
-    epoch: int  # of the constraint service
+    epoch: int  # the constraint service's
     num_rows: int
     ticket: int = 0
     num_asks: int = 0

@@ -21,7 +21,7 @@ from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repe
 
 EMPTY = Sequence(())
 NOTHING = Chars(())  # no text at all
-_PART_LEVELS = 8  # of parentheses in one terminal: llguidance reads about 30
+_PART_LEVELS = 8  # levels of parentheses in one terminal: llguidance reads about 30
 
 
 def regex_grammar(text: str, limits: RegexLimits) -> str:

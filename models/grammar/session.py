@@ -36,7 +36,7 @@ class GrammarText:
         self.last_seq = -1
         self.used_at = 0.0
         self.max_forced = 0  # forced tokens that its router wants
-        self.loosened: tuple[Loosened, ...] = ()  # what of the grammar is not enforced
+        self.loosened: tuple[Loosened, ...] = ()  # parts of the grammar that are not enforced
 
     def push(self, token: int) -> bool:
         """Commit one token if the grammar allows it."""

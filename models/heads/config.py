@@ -15,10 +15,10 @@ from models.protocol.messages import MAX_DRAFT_TOKENS
 HeadsKind = Literal["medusa", "mtp", "eagle3"]
 EARLY_EXIT = "early_exit"
 CHECKPOINT = "checkpoint"  # in place of a folder: the MTP layer in the target's own
-NAMES = ("mtp", "medusa", "eagle3", EARLY_EXIT)  # of all that may draft in a target's own process
+NAMES = ("mtp", "medusa", "eagle3", EARLY_EXIT)  # all that may draft in a target's own process
 
 _WITH_KEYS = ("mtp", "eagle3")  # those whose layer has keys in the cache
-_EAGLE3_NAME = "LlamaForCausalLMEagle3"  # of the architecture, in the original spelling
+_EAGLE3_NAME = "LlamaForCausalLMEagle3"  # the architecture's name in the original spelling
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from models.heads.config import proposed_tokens, read_heads_config
 
 _FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 _MAX_STATES = 5
-_DEFAULT_TOKENS = 5  # of a draft, where the config proposes nothing
+_DEFAULT_TOKENS = 5  # tokens of a draft, if the config proposes nothing
 _SAME = ("num_attention_heads", "num_key_value_heads", "head_dim")  # as the target has
 _UNSERVED = ("parallel_drafting", "ptd_token_id", "mask_token_id")  # drafts all at once (P-EAGLE)
 

@@ -35,7 +35,7 @@ _QWEN_NAMES = {
     "input_proj.weight": "fc.weight",
     "final_layernorm.weight": "norm.weight",
 }
-_COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's own
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's own
 
 
 def read_own_mtp(

@@ -18,8 +18,8 @@ class KVSizes:
     """The sizes of the KV storage, for any layout."""
 
     num_layers: int  # attention layers of the model
-    num_head_layers: int = 0  # of what drafts with it, behind these
-    num_blocks: int  # of the pool
+    num_head_layers: int = 0  # layers of the heads that draft with it, behind these
+    num_blocks: int  # blocks of the pool
     block_size: int  # tokens
     num_heads: int  # key heads
     head_dim: int

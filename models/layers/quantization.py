@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from models.layers.linear import MakeLinear
 
-FP8_SCALE_BYTES = 4  # of an output
-_FP8_MULTIPLE = 16  # of inputs and outputs, or torch's product of float8 refuses them
+FP8_SCALE_BYTES = 4  # bytes of an output's scale
+_FP8_MULTIPLE = 16  # it divides inputs and outputs, or torch's product of float8 refuses them
 _LEVELS = 127  # symmetric: -127 to 127
 _INPUTS_MULTIPLE = 16  # the kernel reads whole vectors, beyond the end of a row if it must
 

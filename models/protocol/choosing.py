@@ -39,7 +39,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True, tag="chosen"):
     seq: int
     index: int
     end_token: int  # the likeliest of those that end a text
-    logprobs: list[float]  # of each choice
+    logprobs: list[float]  # one for each choice
     timing: Timing
     token_logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[bytes] = []

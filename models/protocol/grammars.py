@@ -33,12 +33,12 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
     text: str
-    # Of JSON kinds: a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
+    # JSON kinds take a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
     whitespace: str | None = None
-    is_closed: bool = False  # of JSON kinds: declared properties are all that an object may have
+    is_closed: bool = False  # JSON kinds: declared properties are all that an object may have
     # Lines whose schema may be loosened where it cannot be served, from 1; 0: the grammar itself.
     loose: tuple[int, ...] = ()
-    dropped: tuple[Loosened, ...] = ()  # what was loosened so far
+    dropped: tuple[Loosened, ...] = ()  # parts loosened so far
     is_settled: bool = False  # nothing else needs to be loosened
 
 

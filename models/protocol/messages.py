@@ -102,8 +102,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     constraint: Endpoint | None = None  # supplies the masks; None: unconstrained
     cache_salt: str = ""  # sessions share cached prefixes only with those of the same salt
     matcher: str = ""  # session there whose matcher's masks these are; "": of this id
-    # What it says is mostly taken back. It is shared once its sender names it: a shared block that
-    # a session goes back into is lost to it, and all of the block is computed again.
+    # Its text is mostly taken back, and shared only once the sender names it. A session that
+    # goes back into a shared block loses it, and all of the block is computed again.
     is_tentative: bool = False
 
 
@@ -122,7 +122,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     tokens: list[int]  # committed tokens from base_len on; never empty
     num_draft_tokens: int  # >= 1
     deadline_ms: float  # from arrival; then the answer is what has been drafted
-    guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
+    guess: list[int] = []  # the draft's: its right tokens cost one pass, a wrong one changes none
     replays: bool = False
     mask_wait_ms: float = 0.0  # for late masks, which then end the draft; 0: the engine's limit
 
@@ -173,7 +173,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     seq: int
     tokens: list[int]
     timing: Timing
-    step_ms: float  # what one draft step costs now
+    step_ms: float  # cost of one draft step now
     draft_probs: DraftProbs | None = None  # if the rule needs them
     cut: Cut = ""
 
@@ -286,7 +286,7 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ready
     compile_ms: float
     committed_len: int
     forced: Forced = NOTHING_FORCED  # after the committed tokens
-    loosened: tuple[Loosened, ...] = ()  # what of the grammar is not enforced
+    loosened: tuple[Loosened, ...] = ()  # parts of the grammar that are not enforced
 
 
 class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_refused"):
@@ -371,7 +371,7 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
     message: str = ""
 
 
-EngineQuestion = Propose | Verify | Choose  # what has an answer
+EngineQuestion = Propose | Verify | Choose  # the messages that have an answer
 EngineRequest = Open | EngineQuestion | Close
 EngineReply = Proposal | Verdict | Chosen | Queued | NeedPrefix | NeedOpen | Failed
 _GrammarRequest = GrammarOpen | GrammarCommit | GrammarClose | GrammarCheck

@@ -11,7 +11,7 @@ import msgspec
 
 from models.protocol.messages import TokenLogprobs
 
-# Of one entry, a token or one of its likeliest: array header, id, float64; own rank and lengths.
+# Size of one entry, a token or one of its likeliest: array header, id, float64; rank and lengths.
 MAX_PACKED_BYTES = 26
 
 _encoder = msgspec.msgpack.Encoder()

@@ -19,10 +19,10 @@ from models.rewards.words import MAX_STEMMED
 _STEMMING = frozenset({"concepts"})
 _LOOKING = frozenset({"words", "length", "readability"})
 _DATA = frozenset({"pattern", "classifier"})
-_MAX_ASKED_CHARS = 4096  # of the parameters of a reward that is looked into
+_MAX_ASKED_CHARS = 4096  # characters of a reward's parameters that are looked into
 # Looks per stem: stemming a character takes 30 us in the dearest language, other looks 0.6 at most.
 _LOOKS_A_STEM = 16
-_LOOKS_A_SCORE = 16  # what a part takes for no text at all
+_LOOKS_A_SCORE = 16  # looks that a part takes for no text at all
 
 
 class Reach(Enum):

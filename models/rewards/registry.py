@@ -19,7 +19,7 @@ from models.rewards.shape import Length, Pattern, Readability
 from models.rewards.words import Concepts, Words
 
 GROUP = "outrider.rewards"
-_MAX_DEPTH = 4  # of weighted sums within weighted sums
+_MAX_DEPTH = 4  # levels of weighted sums within weighted sums
 _OfText = Concepts | Words | Length | Pattern | Readability
 _OWN: dict[str, type[_OfText]] = {
     "concepts": Concepts,

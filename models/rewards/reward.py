@@ -44,7 +44,7 @@ class Reward(Protocol):
         ...
 
 
-Factory = Callable[[Mapping[str, Any]], Reward]  # of the parameters; ValueError: they are wrong
+Factory = Callable[[Mapping[str, Any]], Reward]  # takes the parameters; ValueError: they are wrong
 
 
 class RewardFields(BaseModel):

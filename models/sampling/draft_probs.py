@@ -18,7 +18,7 @@ from torch import Tensor
 from models.protocol.messages import DraftProbs
 from models.sampling.noise import DOMAIN_DRAFT, gumbel_noise_at
 
-NUM_PAIRS = 64  # of 128k tokens; the tail it cuts costs far less than a point of acceptance
+NUM_PAIRS = 64  # out of 128k tokens; the tail it cuts costs far less than a point of acceptance
 _SUM_TOLERANCE = 1e-4  # float32 rows sum to 1 within 1e-6; more says that something else was sent
 
 

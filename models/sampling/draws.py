@@ -46,7 +46,7 @@ def rank_from_logits(
     if scores is logits:
         scores = scores.clone()
     ranked = []
-    for _ in range(num_ranks):  # of equal ones the lowest, as a draw does it
+    for _ in range(num_ranks):  # the lowest of equal ones, as a draw does it
         ranked.append(scores.argmax(dim=1, keepdim=True))
         scores.scatter_(1, ranked[-1], -torch.inf)
     return torch.cat(ranked, dim=1)

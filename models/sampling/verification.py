@@ -43,7 +43,7 @@ from models.sampling.truncation import WEIGHT_ONE
 class VerifiedDraft:
     """A draft for a rule's function. Row i follows draft[:i]; 1 <= num_rows <= k + 1."""
 
-    first_row: int  # of its rows in the scores
+    first_row: int  # first of its rows in the scores
     num_rows: int
     draft: Sequence[int]  # [k]
     draft_rows: Sequence[DraftRow]  # [k] what each was sampled from; [] where no rule needs it

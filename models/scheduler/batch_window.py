@@ -30,11 +30,11 @@ from enum import Enum, auto
 from models.costs.pass_times import PassTimes
 from models.costs.running_mean import running_mean
 
-_PLAIN_SHARE = 0.05  # of the passes' time: what sessions in plain steps may be held altogether
-_PLAIN_BURST = 0.2  # of a pass: and at once
-_DRAFT_SHARE = 0.75  # of a pass: longest wait otherwise
+_PLAIN_SHARE = 0.05  # part of the passes' time that sessions in plain steps may be held altogether
+_PLAIN_BURST = 0.2  # part of a pass that they may be held at once
+_DRAFT_SHARE = 0.75  # part of a pass: longest wait otherwise
 _FEW_EXPECTED = 4.0  # the wait for few is less long: this times their share of the pass
-_SLACK = 0.25  # of its usual time away: a session later than that is not waited for
+_SLACK = 0.25  # part of its usual time away: a session later than that is not waited for
 _SLACK_S = 0.0003
 _AWAY_RISE = 0.2  # weight of the newest time away in the mean of all sessions
 _AWAY_FALL = 0.25  # in a session's own, if it is shorter than expected; longer ones count at once
@@ -67,7 +67,7 @@ class _Peer:
     """
 
     state: _State = _State.IDLE
-    num_rows: int = 1  # of its newest message, or of its prompt's last chunk
+    num_rows: int = 1  # rows of its newest message, or of its prompt's last chunk
     answered_s: float | None = None  # when it left, while it is away
     away_s: float | None = None  # how long it may be: drafts differ in length from round to round
 
@@ -87,9 +87,9 @@ class BatchWindow:
     def __init__(self, times: PassTimes) -> None:
         self._times = times
         self._peers: dict[str, _Peer] = {}
-        self._away_s: float | None = None  # of all sessions, for those that were never away before
+        self._away_s: float | None = None  # mean of all, for sessions that were never away before
         self._held_since_s: float | None = None  # since when a pass could have gone
-        self._plain_budget_s = 0.0  # what sessions in plain steps may still be held
+        self._plain_budget_s = 0.0  # time that sessions in plain steps may still be held
 
     def note_pass(self, duration_s: float) -> None:
         """Take in that a pass of `duration_s` has ended."""

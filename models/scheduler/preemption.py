@@ -31,7 +31,7 @@ from models.scheduler.sessions import Session
 class _Refusal(NamedTuple):
     """The blocks that a failed claim could have had."""
 
-    order: float  # of the session
+    order: float  # the session's
     num_blocks: int  # free, or held by younger sessions alone
     num_own: int  # more of them, were it not for the session itself
 

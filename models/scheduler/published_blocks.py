@@ -30,7 +30,7 @@ class CachedBlock:
 
     block_id: int
     key: Key
-    ids: Sequence[int]  # of the block alone
+    ids: Sequence[int]  # ids of the block alone
     parent: CachedBlock | None
 
     def holds(self, ids: Sequence[int], parent: CachedBlock | None) -> bool:

@@ -58,30 +58,30 @@ class Job:
     ready_s: float  # since when its next rows could have run; passes are filled in this order
     num_logits: int
     steps_left: int  # steps after the next one that the message asks for
-    deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
+    deadline_s: float = math.inf  # deadline of a draft; the engine ends it then with what it has
     draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
-    tree: DraftTree | None = None  # whose first path `draft` is; None: there is no other path
-    candidates: list[list[int]] = field(default_factory=list)  # of its draft, by place and rank
+    tree: DraftTree | None = None  # its first path is `draft`; None: there is no other path
+    candidates: list[list[int]] = field(default_factory=list)  # for its draft, by place and rank
     side_states: Tensor | None = None  # [side rows, F] of the newest pass; where heads draft
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
-    guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
+    guess: list[int] = field(default_factory=list)  # guess of the draft; its rows' tokens
     replays: bool = False  # its answer is what is said in each row of the guess
     drafts_itself: bool = False  # its plain steps may verify drafts of the engine's own
     has_own_draft: bool = False  # `draft` is one
     part: int = 0
     is_prompt: bool = False  # its rows are many; they are computed in chunks
     is_forked: bool = False  # forks of its session compute the rest
-    mask: MaskWait | None = None  # of the rows above; None: unconstrained
+    mask: MaskWait | None = None  # masks of the rows above; None: unconstrained
     mask_wait_s: float | None = None  # for it, with logits there; None: the engine's limit
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
-    inspection: Inspection | None = None  # of the next answer; None: nobody wants to know
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # for the next answer's tokens
+    inspection: Inspection | None = None  # for the next answer; None: not asked for
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
     notified_s: float = 0.0  # when its sender last got a sign of life
     pass_ms: float = 0.0
     mask_ms: float = 0.0
-    num_rows: int = 0  # of its last pass, all sessions together
+    num_rows: int = 0  # rows of its last pass, all sessions together
     num_sessions: int = 0  # in its last pass
     num_rows_done: int = 0  # its own, of all its passes
 
@@ -135,7 +135,7 @@ class Session:
     last_active_s: float
     away_s: float = math.inf  # from its last answer to its newest message
     tokens: TokenSequence = field(default_factory=TokenSequence)
-    generated: TokenSequence = field(default_factory=TokenSequence)  # of these, if constrained
+    generated: TokenSequence = field(default_factory=TokenSequence)  # generated, if constrained
     history: TokenHistory | None = None  # counts of its tokens; if there are penalties
     num_computed_tokens: int = 0  # first tokens whose KV rows are in the cache
     seq: int = -1
@@ -148,13 +148,13 @@ class Session:
     num_cached_tokens: int = 0  # found there and not yet reported
     mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of
     job: Job | None = None
-    prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
+    prompt_logprobs: list[bytes] = field(default_factory=list)  # for ids 1, 2, ... so far; packed
     is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
-    taker: LogitsTaker | None = None  # of a fork
-    states: RowStates = field(default_factory=RowStates)  # of its newest rows; where heads draft
+    taker: LogitsTaker | None = None  # set in a fork
+    states: RowStates = field(default_factory=RowStates)  # its newest rows'; where heads draft
     num_head_tokens: int = 0  # first tokens whose rows are in the cache of the heads
     own_length: int = 0  # tokens of drafts of the engine's own; 0: as many as pay
-    copied_block: int | None = None  # of a fork: whose rows the next pass copies into its own
+    copied_block: int | None = None  # a fork's: the next pass copies its rows into the fork's own
 
     @property
     def session_id(self) -> str:
@@ -266,8 +266,8 @@ class PlannedRows:
     job: Job
     start: int
     num_rows: int
-    num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
-    num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
+    num_logits: int  # the last rows'; 0 if more rows must follow in a later pass
+    num_prompt_logits: int = 0  # rows before these, for the prompt's logprobs
     is_prompt: bool = False  # all of a long need, or a chunk of it
 
     @property

@@ -38,7 +38,7 @@ from models.text.tokenizer_files import (
 )
 
 _MARKS = 0xF0000  # private-use plane 15: templates leave these characters as they are
-_MARK_CHARS = 8  # of 16 random bits each
+_MARK_CHARS = 8  # characters of 16 random bits each
 _BATCH = 1024  # pieces encoded together; taking them over keeps Python's lock
 _WINDOW_CHARS = 65_536  # looked at in a few milliseconds at the worst
 _FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "*config.json")

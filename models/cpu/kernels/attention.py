@@ -69,10 +69,10 @@ from models.cpu.kernels.scalars import address_of, read_float, read_int, take_ne
     WINDOW,  # 0: none
     SOFTCAP,  # float32; 0: none
     SINKS,  # [H] float32; 0: none
-    SCRATCH,  # of the first thread
-    SCRATCH_BYTES,  # of each thread
+    SCRATCH,  # address of the first thread's
+    SCRATCH_BYTES,  # each thread's
     QUERY,  # field of rows that begin with the first head
-    ROW_STRIDE,  # of the queries, in numbers
+    ROW_STRIDE,  # stride of the queries, in numbers
     HEAD_STRIDE,
     TARGET,  # field of [R, H, D]
 ) = range(NUM_COMMON, NUM_COMMON + 16)
@@ -95,7 +95,7 @@ def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
 class _Task(NamedTuple):
     """Some consecutive rows of one session, with the query heads of one key head."""
 
-    first_row: int  # of the pass
+    first_row: int  # its number in the pass
     num_rows: int
     key_head: int
     scratch: int  # where this thread keeps what `_places` lays out

@@ -39,7 +39,7 @@ def typed(build: _Build, result: Any, *arguments: Any) -> tuple[Any, Any]:
     return result(*arguments), generate
 
 
-instruction: Any = intrinsic  # of numba, whose own types know nothing of the first argument
+instruction: Any = intrinsic  # numba's, whose own types know nothing of the first argument
 
 
 def constant(kind: ir.VectorType, value: float) -> ir.Constant:

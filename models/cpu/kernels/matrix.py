@@ -50,12 +50,12 @@ INPUTS_A_STEP = 32
 MAX_ROWS = 16
 CONFIG_BYTES = 64
 
-_ROW_BYTES = 64  # of a register, which has up to 16 rows
+_ROW_BYTES = 64  # size of a register row; a register has up to 16
 _NUM_SUMS = PANEL // NUM_LANES  # registers 0 to 3: sums of 16 columns each
 _INPUTS, _WEIGHTS = _NUM_SUMS, (5, 6, 7)  # the others
 _STEP_BYTES = 2 * INPUTS_A_STEP * PANEL
 _PAIRS_A_STEP = INPUTS_A_STEP // 2
-_PAIR_BYTES = 4 * PANEL  # of two inputs of all columns
+_PAIR_BYTES = 4 * PANEL  # size of two inputs of all columns
 
 # Palette 1; all registers have rows of 64 bytes, those of weights 16 of them.
 _PALETTE, _WIDTHS, _WEIGHT_ROWS = 1, 0x0040004000400040, 0x1010100000000000
@@ -63,7 +63,7 @@ _ROWS_OF_OTHERS = 0x0000000101010101
 
 _TINY_IS_ZERO = 0x8040  # bits of MXCSR: numbers below the normal ones are read and written as zero
 
-_ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+_ARCH_PRCTL, _ASK, _TILE_DATA = 158, 0x1023, 18  # Linux's numbers on x86-64
 
 _BYTE = ir.IntType(8)
 _ADDRESS = _BYTE.as_pointer()
@@ -160,7 +160,7 @@ class _Row(NamedTuple):
     row: ir.Value
     panel: ir.Value
     sums: Sequence[ir.Value]
-    chains: Sequence[Sequence[ir.Value]]  # of a step: of even inputs, of odd ones
+    chains: Sequence[Sequence[ir.Value]]  # chains of a step: even inputs, odd ones
 
     def add_pair(self, pair: ir.Value) -> None:
         """Add the products of two inputs to the chains."""

@@ -25,7 +25,7 @@ NUM_COMMON = 3
     NUM_ROWS,  # R
     POSITIONS,  # [R] int64
     SLOTS,  # [R] int64, block * B + place in it
-    TASKS,  # of attention: [tasks, 4] int64
+    TASKS,  # attention's: [tasks, 4] int64
     NUM_TASKS,
     BLOCK_IDS,  # int64
     PICKED,  # [R] int64: what rows are copies of, token ids or rows of another pass

@@ -64,7 +64,7 @@ _NORM_RUN = 4
 NUM_NORM_PARAMETERS = NUM_COMMON + 5
 (
     PICK_SOURCE,  # field of rows
-    PICK_BYTES,  # of a row
+    PICK_BYTES,  # size of a row
     PICK_TARGET,  # field of rows
 ) = range(NUM_COMMON, NUM_COMMON + 3)
 NUM_PICK_PARAMETERS = NUM_COMMON + 3
@@ -75,10 +75,10 @@ NUM_PICK_PARAMETERS = NUM_COMMON + 3
     HEAD_DIM,
     BLOCK_SIZE,
     KEY_SOURCE,  # field of rows
-    KEY_OFFSET,  # of the first key head in a row, in bytes
+    KEY_OFFSET,  # place of the first key head in a row, in bytes
     VALUE_SOURCE,
     VALUE_OFFSET,
-    ROW_STRIDE,  # of the sources, in numbers
+    ROW_STRIDE,  # stride of the sources, in numbers
     HEAD_STRIDE,
 ) = range(NUM_COMMON, NUM_COMMON + 11)
 NUM_STORE_PARAMETERS = NUM_COMMON + 11

@@ -60,7 +60,7 @@ def has_feature(feature: str) -> bool:
     return f"+{feature}" in features.split(",")
 
 
-binding.initialize_native_asmparser()  # of `vdpbf16ps`, whose type llvmlite does not know
+binding.initialize_native_asmparser()  # for `vdpbf16ps`, whose type llvmlite does not know
 _HAS_PAIR_PRODUCT = has_feature("avx512bf16")
 # The sums of a tile should fill the registers: AVX-512 has 32 of sixteen numbers each.
 _VECTORS_TOGETHER = _NUM_VECTORS if has_feature("avx512f") else 1

@@ -18,7 +18,7 @@ from models.demo.data.words import article, is_held_out, plural
 
 MIN_CONCEPTS, MAX_CONCEPTS = 3, 5
 _MAX_OTHERS = 2  # words of a sentence that could be concepts and are none
-MEAN_TOKENS = 48  # of a request and its sentence, by the shipped tokenizer
+MEAN_TOKENS = 48  # tokens of a request and its sentence, by the shipped tokenizer
 
 _LISTS = json.loads((Path(__file__).parents[1] / "concept_words.json").read_text(encoding="utf-8"))
 PEOPLE: tuple[str, ...] = tuple(_LISTS["people"])

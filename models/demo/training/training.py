@@ -112,7 +112,7 @@ def deepened(model: Model, num_layers: int, seed: int) -> Model:
         return model
     torch.manual_seed(seed)
     settings = model.config.to_dict() | {"num_hidden_layers": num_layers}
-    settings.pop("layer_types", None)  # of as many layers as there were; made anew
+    settings.pop("layer_types", None)  # those of the old number of layers; made anew
     config = type(model.config).from_dict(settings)
     deeper = FAMILIES[config.model_type][1](config)
     last = model.config.num_hidden_layers - 1

@@ -23,7 +23,7 @@ from models.engine.jobs import Jobs
 from models.kv.block_pool import BlockPool
 from models.scheduler.sessions import Job, PlannedRows, Session
 
-_MAX_COPIED_IDS = 1 << 22  # of the prefix in all forks of a session; 32 bytes each
+_MAX_COPIED_IDS = 1 << 22  # ids of the prefix in all forks of a session; 32 bytes each
 _FORK_MARK = "\0"  # in a fork's id, between that of its session and a number
 _ORDER_STEP = 2.0**-20  # forks are younger than their session and older than the next
 

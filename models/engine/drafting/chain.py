@@ -33,7 +33,7 @@ _STATELESS = {
     name: getattr(Sampling(), name)
     for name in (
         *("temperature", "top_p", "top_k", "min_p", "seed", "verification", "logit_bias"),
-        *("num_logprobs", "num_prompt_logprobs"),  # of the target's rows alone
+        *("num_logprobs", "num_prompt_logprobs"),  # only for the target's rows
     )
 }
 

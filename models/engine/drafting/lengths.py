@@ -16,15 +16,15 @@ from statistics import median
 from models.costs.pass_times import PassTimes
 from models.costs.running_mean import running_mean
 
-_PRIOR = 0.5  # of a place's token, those before it accepted
+_PRIOR = 0.5  # rate of a place's token, if those before it are accepted
 _LEAST_SHARE = 0.02  # weight of the newest token in a place's running mean; at first it is more
 _TRY_EVERY = 64  # drafts; then another length that may pay is tried
 _TRY_ANY_EVERY = 256  # drafts; then a token is tried where no length may pay
 _NUM_TRIES = 3  # drafts in a row: the first makes up for what was left out before it
-_LEAST_GAIN = 1.03  # of drafts over none: what is measured is uncertain
+_LEAST_GAIN = 1.03  # gain of drafts over none: measurements are uncertain
 _LEAST_GAIN_TO_BEGIN = 1.08
 _SESSIONS_SHARE = 0.1  # weight of the newest drafts in the running mean of their number
-_MAY_PAY = 0.8  # of the best length's tokens a second
+_MAY_PAY = 0.8  # part of the best length's tokens a second
 _NUM_SAMPLES = 5  # durations that a median is of
 _COST_SHARE = 0.1  # weight of the newest draft in the running mean of what a token takes
 
@@ -41,7 +41,7 @@ class DraftLengths:
         self._times = times
         self._rates = [_PRIOR] * longest
         self._num_seen = [0] * longest
-        self._token_s: float | None = None  # of drafting a token of all sessions
+        self._token_s: float | None = None  # time of drafting a token for all sessions
         self._num_drafts = 0
         self._tried: tuple[int, int] = (
             0,

@@ -44,7 +44,7 @@ class Drafted(NamedTuple):
 
 class _Round(NamedTuple):
     jobs: list[Job]
-    num_tokens: int  # of each draft
+    num_tokens: int  # tokens of each draft
     num_tree_rows: int  # 0: they are chains
     began_s: float
     is_usual: bool  # its drafts follow others, so there was nothing to make up for

@@ -23,7 +23,7 @@ from models.scheduler.sessions import Job, PlannedRows, Session
 
 @dataclass(slots=True)
 class _TreeBlocks:
-    first_position: int  # of row 0
+    first_position: int  # position of row 0
     own: list[int]  # blocks that are not the session's
     of_rows: dict[int, list[int]] = field(default_factory=dict)  # by side row: its path's blocks
 

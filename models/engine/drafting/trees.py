@@ -27,18 +27,18 @@ from models.scheduler.sessions import Session
 
 NUM_RANKS = 4  # candidates of a place
 SIZES = (2, 3, 4, 6, 8, 12, 16)  # draft rows of trees
-Shape = list[tuple[int, int]]  # of each node the one it follows, -1: none, and its rank
+Shape = list[tuple[int, int]]  # for each node its parent, -1: none, and its rank
 Rates = Sequence[Sequence[float]]  # by place and rank
 
-_PRIORS = (0.5, *[0.3] * (NUM_RANKS - 1))  # of a rank, all before it wrong
+_PRIORS = (0.5, *[0.3] * (NUM_RANKS - 1))  # rate of a rank, if all before it are wrong
 # Weight of the newest token in a running mean; at first it is more. Small, because nodes that are
 # nearly as good as others are chosen among.
 _LEAST_SHARE = 0.001
-_LEAST_GAIN = 1.03  # of a tree over a chain: what is measured is uncertain
+_LEAST_GAIN = 1.03  # gain of a tree over a chain: measurements are uncertain
 _CHAIN_EVERY = 32  # drafts; then a chain is verified, so that its time stays known
 _TRY_EVERY = 64  # drafts; then another size that may pay is tried, some drafts long
 _NUM_TRIES = 3
-_MAY_PAY = 0.9  # of the best size's tokens a second
+_MAY_PAY = 0.9  # part of the best size's tokens a second
 _RANK_EVERY = 8  # chains; then other candidates are looked at, so that their rates are known
 _SHAPE_EVERY = 16  # drafts; rates hardly change in fewer
 _NUM_SAMPLES = 5  # durations that a median is of
@@ -48,11 +48,11 @@ class _Node(NamedTuple):
     """One that may be added, the likeliest first."""
 
     less_chance: float  # less its chance
-    number: int  # of those that may be added so far
+    number: int  # counts the candidates so far
     parent: int
     rank: int
     place: int
-    chance_before: float  # of the node that it follows
+    chance_before: float  # chance of the node that it follows
     is_first: bool  # that one and all before it have rank 0
 
 
@@ -124,7 +124,7 @@ class _RankRates:
     """The rates at which candidates of each rank are right, by place."""
 
     def __init__(self, num_places: int) -> None:
-        # Of a rank: where those before it are not.
+        # The rate of a rank counts only if those before it are wrong.
         self._right = [list(_PRIORS) for _ in range(num_places)]
         self._num_seen = [[0] * NUM_RANKS for _ in range(num_places)]
 
@@ -162,7 +162,7 @@ class DraftTrees:
         self.has_all_paths = has_all_paths
         self._first, self._beside = _RankRates(lengths.longest), _RankRates(lengths.longest)
         self._rounds_s: dict[tuple[int, int], deque[float]] = {}  # by sessions and rows
-        self._shape: Shape = []  # of the largest tree; smaller ones begin like it
+        self._shape: Shape = []  # the largest tree's; smaller ones begin like it
         self._num_tokens: list[float] = []  # that so many of its nodes bring, from 0 on
         self._chain_tokens: list[float] = []  # by length from 0 on
         self._num_drafts = 0

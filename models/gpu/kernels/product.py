@@ -26,7 +26,7 @@ from models.torch_library import register
 
 BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_INPUTS = 64, 64, 64
 NUM_WARPS, NUM_STAGES = 4, 4
-_FEW_ROWS = BLOCK_ROWS  # of one tile: parts are programs of their own
+_FEW_ROWS = BLOCK_ROWS  # rows of one tile: parts are programs of their own
 _BUSY_PROGRAMS = 128  # as many keep a large GPU busy; a constant, so that all GPUs add alike
 _MAX_SPLITS = 8
 

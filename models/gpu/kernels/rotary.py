@@ -109,7 +109,7 @@ _call = register(
 def rotate_and_store(
     mixed: Tensor,  # [R, (H + 2 K) * D]
     rotation: Rotation,
-    head_norm: Norm | None,  # of heads of query and key
+    head_norm: Norm | None,  # norm of the heads of query and key
     slots: Slots,  # written; those of padded rows may be one, of which any row stays
 ) -> Tensor:  # [R, H, D]
     """Return the rotated queries; store rotated keys and the values in their slots."""

@@ -48,7 +48,7 @@ _call = register(
 
 def round_rows(
     rows: Tensor,  # [R, F]
-    largest: float,  # of float8
+    largest: float,  # the largest float8
     least_scale: float,
 ) -> tuple[Tensor, Tensor]:  # [R, F] float8, [R, 1] float32
     """Scale each row so that its largest number is `largest`; return the scales too."""

@@ -32,11 +32,11 @@ from models.grammar.patterns.languages import (
 )
 from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
 
-_MAX_UNROLLED = 12  # of a repeat with look-ahead
+_MAX_UNROLLED = 12  # times that a repeat with look-ahead is written out
 _NEWLINE = Chars(((10, 10),))
 # The kinds of place: after nothing, a word character, another, or one that is not read alike.
 _START, _WORD, _OTHER, _UNCLEAR = range(4)
-_After = tuple[Language, Language, Language, Language]  # what may follow, by what comes before
+_After = tuple[Language, Language, Language, Language]  # texts that may follow, by place
 
 
 def has_looks(node: Node) -> bool:

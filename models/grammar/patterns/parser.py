@@ -44,7 +44,7 @@ _ANCHORS = {
     **{"AT_BEGINNING": "^", "AT_BEGINNING_STRING": r"\A"},
     **{"AT_END": "$", "AT_END_STRING": r"\Z"},
 }
-_BOUNDARIES = {"AT_BOUNDARY": False, "AT_NON_BOUNDARY": True}  # whether it is denied
+_BOUNDARIES = {"AT_BOUNDARY": False, "AT_NON_BOUNDARY": True}  # True: the boundary is denied
 _OPPOSITE: dict[Reading, Reading] = {"python": "python", "both": "either", "either": "both"}
 _ALPHABETS = re.ASCII | re.UNICODE  # one at a time
 
@@ -166,7 +166,7 @@ def _set_of(members: tuple[tuple[Any, Any], ...], flags: int, reading: Reading) 
             case "CATEGORY":
                 letters.append(_CLASSES[str(argument)])
     if is_negated:
-        reading = _OPPOSITE[reading]  # what one reader takes for a member both must leave out
+        reading = _OPPOSITE[reading]  # members by one reader must be left out by both
     is_ascii = bool(flags & re.ASCII)
     classes = (class_of(one, is_ascii=is_ascii, reading=reading) for one in letters)
     ranges = union(_written(plain, flags), *classes)

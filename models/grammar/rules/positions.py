@@ -29,8 +29,8 @@ class _Part:
 class Positions:
     """The automaton of one regular part; places are numbered from 0."""
 
-    chars: list[Ranges] = field(default_factory=list)  # of each place
-    follow: list[set[int]] = field(default_factory=list)  # of each place
+    chars: list[Ranges] = field(default_factory=list)  # characters of each place
+    follow: list[set[int]] = field(default_factory=list)  # places after each place
     first: list[int] = field(default_factory=list)
     last: frozenset[int] = frozenset()
     is_nullable: bool = True

@@ -21,7 +21,7 @@ from models.grammar.rules.tree import Rules
 from models.grammar.schema.source import SchemaSource
 
 START = "tag"
-SpecialId = Callable[[str | int], int | None]  # of a special token that may stand in a text
+SpecialId = Callable[[str | int], int | None]  # the id of a special token that may stand in a text
 
 
 def parse_structural_tag(

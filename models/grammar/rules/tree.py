@@ -15,7 +15,7 @@ from typing import Literal
 from models.grammar.patterns.tree import Chars, Choice, Node, Repeat
 from models.grammar.patterns.tree import Sequence as NodeSequence
 
-_MAX_DEPTH = 60  # of the tree of one regular part; what is deeper stays in rules of its own
+_MAX_DEPTH = 60  # depth of the tree of one regular part; deeper ones stay in rules of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class Complaints:
     def __init__(self, *, gathers: bool = False) -> None:
         self.gathers = gathers
         self.found: list[UnsupportedGrammar] = []
-        self.notes: list[tuple[str, str]] = []  # of what is not enforced by the standard
+        self.notes: list[tuple[str, str]] = []  # places that the standard does not enforce
 
     @contextmanager
     def taken(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ _LINKED: dict[str, tuple[str, ...]] = {
     "maximum": ("exclusiveMaximum",),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "$ref", "dependentSchemas"), _UNEVALUATED),
 }
-_WHOLE = ("not", "if", "contains")  # whose parts cannot be loosened alone
+_WHOLE = ("not", "if", "contains")  # keys whose parts cannot be loosened alone
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 
 

@@ -98,7 +98,7 @@ def _category(text: str, is_in_set: bool) -> str:
     name = name.removeprefix("General_Category=").removeprefix("gc=")
     ranges = category_ranges(_LONG_NAMES.get(name, name))
     if not ranges:
-        return text  # of another kind: Python's parser refuses it by its position
+        return text  # another kind: Python's parser refuses it by its position
     if text[1] == "P":
         ranges = intersection(complement(ranges), ((0, _CATEGORIES_END - 1),))
     members = "".join(

@@ -28,7 +28,7 @@ from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.places import Places
 from models.grammar.schema.rewrite import also
 
-_MAX_DEPENDENCIES = 6  # of one object: each doubles its shapes
+_MAX_DEPENDENCIES = 6  # dependencies of one object: each doubles its shapes
 _MAX_LISTS = 1_000  # that `uniqueItems` becomes
 _COUNTS = (
     *("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),

@@ -26,7 +26,7 @@ from models.protocol.grammars import Loosened
 
 Compiles = Callable[[SchemaSource], str]  # the compiler's complaint about a schema; "": none
 
-_MAX_ROUNDS = 24  # of refusals that name their place
+_MAX_ROUNDS = 24  # rounds of refusals that name their place
 # Compiles of one schema in a search, and the characters that all but the fewest may read together:
 # the compiler takes up to 3 us for each, and patterns may be long when they are written for it.
 _MIN_TRIALS, _MAX_TRIALS, _TRIED_CHARS = 8, 96, 1_000_000
@@ -89,7 +89,7 @@ def _cut(reason: str) -> str:
 
 def _without(text: str, parts: Iterable[Steps], limits: SchemaLimits) -> Schema:
     schema = parse_json(text, limits)
-    for steps in sorted(parts, key=len, reverse=True):  # what is within a part goes first
+    for steps in sorted(parts, key=len, reverse=True):  # inner parts go first
         take_out(schema, steps)
     schema["type"] = "object"  # arguments are an object, whatever is left
     return schema

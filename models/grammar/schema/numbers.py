@@ -17,7 +17,7 @@ from models.grammar.limits import JsonValue, Schema, json_path, refuse
 from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.places import Places
 
-_HIGHEST = 2**63 - 1  # of integers; of floats the next below
+_HIGHEST = 2**63 - 1  # the highest integer; the highest float is the next below
 _LARGEST = 2**63 - 1024  # the largest float below 2^63
 _TINY = 1e-30
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")

@@ -158,7 +158,7 @@ def rewritten_source(
     modernise(schema, places, is_loose=is_loose)
     check_values(schema, places, complaints)
     check_limits(schema, limits, places, complaints)
-    if complaints.found:  # what follows relies on right values
+    if complaints.found:  # the rest relies on right values
         return SchemaSource("", schema, {}, places, complaints)
     fit_bounds(schema, places, complaints)
     expand(schema, places, complaints)

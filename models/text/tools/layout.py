@@ -18,7 +18,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NAME_PATTERN = r"[a-zA-Z0-9_-]{1,64}"  # of a function, as OpenAI has it; the layouts rely on it
+NAME_PATTERN = r"[a-zA-Z0-9_-]{1,64}"  # a function's, as OpenAI has it; the layouts rely on it
 MAX_CALLS = 32  # in one turn: a model that does not find an end would fill the answer with calls
 
 _NAME = re.compile(NAME_PATTERN)

@@ -65,7 +65,7 @@ class TurnReader:
         self._before = "\n"  # the character before what is held, in the present block
         self._num_begun = 0
         self._json = _JsonEnd()
-        self.num_calls = 0  # whose arguments are whole
+        self.num_calls = 0  # calls whose arguments are whole
         self._step: Callable[[], bool] = self._text
         if turn.must_call:
             self._step = self._first_call
