@@ -42,12 +42,12 @@ class Job:
     requests: list[GenerationRequest]  # one for each choice
     writer: Writer
     is_stream: bool
-    continues_prompt: bool  # whether the text goes on where the prompt's ends
+    continues_prompt: bool  # True: the text goes on where the prompt's ends
     # That constrain the answer, as the client spelt them: first its own, then those of the lines
     # of a grammar that was made for the request, from the second on.
     grammar_fields: tuple[str, ...]
     num_prompts: int = 1
-    sealed: Callable[[bytes], bytes] = lambda body: body  # what a stream does to its events' bodies
+    sealed: Callable[[bytes], bytes] = lambda body: body  # seals the bodies of a stream's events
     shown_ids: tuple[int, ...] = ()  # special tokens that are part of the text
     encode: Callable[[Iterable[bytes]], bytes] = encode_events  # bodies as events of a stream
     done: bytes = DONE  # the end of a stream without a fault

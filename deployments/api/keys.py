@@ -40,7 +40,7 @@ class KeyFile:
     """The content of a key file."""
 
     names: Mapping[str, str]  # by digest
-    faults: Sequence[str]  # of each line that is skipped; without its text, which may hold a key
+    faults: Sequence[str]  # one for each skipped line; without its text, which may hold a key
 
 
 class ApiKeys:

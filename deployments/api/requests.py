@@ -43,12 +43,12 @@ class ServedModel:
     max_tokens_limit: int
     max_num_speculative_tokens: int
     max_choices: int  # answers to one request, of all its prompts; each a session of its own
-    max_choices_at_once: int  # of these, as many run or wait for a place at once
+    max_choices_at_once: int  # choices that run or wait for a place at once
     max_logprob_entries: int  # in one answer, see `jobs.py`
     verification: Verification  # when the request does not say
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
-    formats: TurnFormats = field(default_factory=TurnFormats)  # of turns with tools or reasoning
+    formats: TurnFormats = field(default_factory=TurnFormats)  # for turns with tools or reasoning
     drafters: tuple[str, ...] = ()  # that a request may name
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 

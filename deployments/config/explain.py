@@ -14,7 +14,7 @@ from router.drafters.choice import line_up
 from router.drafters.heads import names_heads
 
 _TYPE_LABEL = "ray.io/accelerator-type"
-_MOST_STEP = 0.1  # of a target pass
+_MOST_STEP = 0.1  # part of a target pass
 # GB/s by the names that Ray gives GPUs in its labels, from NVIDIA's data sheets.
 _GB_PER_S: Mapping[str, float] = {
     "T4": 320,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-# What a fault is about: a model's files, the file of API keys, the nodes of the cluster, their
-# memory, or the port. Who asks decides by it which faults count: see `check.py`.
+# The subjects of faults: a model's files, the file of API keys, the nodes of the cluster, their
+# memory, or the port. The caller decides by it which faults count: see `check.py`.
 Kind = Literal["files", "keys", "nodes", "memory", "port"]
 
 

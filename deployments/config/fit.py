@@ -139,8 +139,8 @@ class ModelSizes:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int | None  # None: known once the model is loaded
-    source: str = ""  # what the folder was converted from
-    quantization: str | None = None  # of its layers; the config's, or what they are stored in
+    source: str = ""  # file that the folder was converted from
+    quantization: str | None = None  # the layers', by config or as they are stored
 
     @property
     def rank(self) -> RankBytes:

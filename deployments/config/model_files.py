@@ -240,7 +240,7 @@ def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
         check(*arguments)
     except Fault as fault:
         return [fault]
-    except ValueError as error:  # of a file that is not what its name says; it names the file
+    except ValueError as error:  # the file is not what its name says; the error names it
         return [Fault("", str(error))]
     return []
 

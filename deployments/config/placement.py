@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.config.schema import AppConfig, ModelConfig, section_of_draft
 
-COORDINATOR_CPUS = 0.1  # of a process that holds no model
+COORDINATOR_CPUS = 0.1  # share of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
 _MAX_REPLICAS_OF_AUTO = 100  # Serve's, for `num_replicas: auto`
 

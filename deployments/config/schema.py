@@ -129,7 +129,7 @@ class SpeculationConfig(SpeculationLimits):
     @field_validator("method")
     @classmethod
     def _check_name(cls, name: str | None) -> str | None:
-        if name is None or _DRAFT_NAME.fullmatch(name):  # whether it is there: see AppConfig
+        if name is None or _DRAFT_NAME.fullmatch(name):  # AppConfig checks that it is there
             return name
         return NameOf(DRAFTERS).checked(name)
 

@@ -20,7 +20,7 @@ from models.protocol.messages import GrammarRefused
 
 _MAX_WAITING = 8
 _CPU_S = 0.25
-_CPU_S_PER_BYTE = 5e-5  # of grammar and text; a token of a text under a JSON schema: 10 us
+_CPU_S_PER_BYTE = 5e-5  # per byte of grammar and text; a text's token under a JSON schema: 10 us
 
 
 class Checks:

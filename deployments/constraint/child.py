@@ -60,7 +60,7 @@ from models.protocol.messages import (
 
 # The parent's deadline comes first; this one is for a parent that is gone or stuck.
 _ALARM_FACTOR = 30.0
-_MAX_REPLY_BYTES = 1 << 20  # of mask rows gathered before they are sent
+_MAX_REPLY_BYTES = 1 << 20  # mask rows gathered before they are sent
 
 
 Loaded = TypeVar("Loaded")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from deployments.constraint.memory import data_bytes, limit_memory
 from deployments.constraint.pipe import OUT_OF_MEMORY_EXIT
 
-_MAX_RESULT_BYTES = 1 << 16  # what a pipe takes without a reader
+_MAX_RESULT_BYTES = 1 << 16  # bytes that a pipe takes without a reader
 _ENDED_ITSELF = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS})
 
 

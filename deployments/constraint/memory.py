@@ -25,7 +25,7 @@ _RESIDENT, _DATA = 1, 5  # fields of /proc/self/statm
 _CACHE_MARK = 0.5  # above it, grammars that nobody uses go
 _SESSION_MARK = 0.75  # above it, sessions go too; room for a compile ends here
 _PERIOD_S = 0.25  # between looks; nothing grows by much in that time
-_MAX_ROUNDS = 8  # of giving up, in one look
+_MAX_ROUNDS = 8  # rounds of giving up, in one look
 
 
 class Holder(Protocol):

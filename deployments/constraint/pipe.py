@@ -48,7 +48,7 @@ class ConstraintConfig:
     vocab_size: int
     eos_ids: tuple[int, ...]
     num_children: int  # that hold sessions; one more, the canary, tries new grammars
-    memory_limit_mb: int  # of each child
+    memory_limit_mb: int  # limit of each child
     compile_cpu_s: float  # CPU time one grammar may take to compile
     compile_memory_mb: int  # memory one grammar may take to compile
     # A trial's and a compile's wall-clock; below the 20 s a router waits for an answer.
@@ -135,8 +135,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
     message: str = ""
     cpu_s: float = 0.0
     memory_mb: float = 0.0  # by which the process grew; 0 where that cannot be known
-    dropped: tuple[Loosened, ...] = ()  # what had to be loosened, see `Grammar`
-    compared: Compared | None = None  # of a trial with a text that was compiled
+    dropped: tuple[Loosened, ...] = ()  # parts that had to be loosened, see `Grammar`
+    compared: Compared | None = None  # result of a trial with a text that was compiled
 
 
 ChildRequest = ConstraintRequest | Trial
@@ -218,8 +218,8 @@ class Progress:
     """The progress of a child."""
 
     num_taken: int  # requests read from the socket
-    serving: Work  # of the thread that answers
-    compiling: Work  # of the thread that compiles
+    serving: Work  # work of the thread that answers
+    compiling: Work  # work of the thread that compiles
 
 
 class Lane:

@@ -49,9 +49,9 @@ REWARDS = "deployments.constraint.reward_child"
 
 Reply = Callable[[Any], None]  # with the kind of `ChildReply` that belongs to the request
 _GRACE_S = 2.0  # for a child that is ending by itself
-_BLAME_SHARE = 0.1  # of the deadline as CPU time: low, for one that hangs on a busy machine
+_BLAME_SHARE = 0.1  # part of the deadline as CPU time: low, for one that hangs on a busy machine
 _STARVED_FACTOR = 5.0
-_HAD_CPU = 0.5  # of the deadline as CPU time: a message that had as much and is not done hangs
+_HAD_CPU = 0.5  # part of the deadline as CPU time: a message that had it and is not done hangs
 # A compile may exceed `compile_timeout_s` by this: the canary ends a trial itself, and in a child
 # with sessions a compile that was tried is only ever late for lack of CPU.
 _CANARY_GRACE_S = 2.0

@@ -70,7 +70,7 @@ class ConstraintReplica:
         self._is_serving = False
         join_serve()
         self._leases = LeaseBook(idle_timeout_s=service.lease_idle_timeout_s)
-        self._holders: dict[LeaseKey, asyncio.Event] = {}  # what they wait for: the lease's end
+        self._holders: dict[LeaseKey, asyncio.Event] = {}  # each waits for its lease's end
         self._meters = ConstraintMeters(
             Meters({"model_name": model_name, "engine": "constraint"}, ray_mirror)
         )

@@ -47,11 +47,11 @@ _MAX_AT_ONCE = 8
 _MAX_REFUSED = 256  # rewards remembered as too costly
 _REFUSED_S = 60.0
 _MAX_MESSAGE_CHARS = 1 << 12
-_MAX_WORK = 4096.0  # of a question answered here, see `Span.work`: 0.1 s in the dearest language
+_MAX_WORK = 4096.0  # for a question answered here, see `Span.work`: 0.1 s in the dearest language
 _MAX_KNOWN = 1024  # rewards whose span and cost are remembered
 _MAX_MADE = 256
 _MAX_JOINED = 8  # questions in a fork
-_SHORT_CPU_S = 0.05  # of a fork with one question: a reward that never took more is joined
+_SHORT_CPU_S = 0.05  # CPU time of a fork with one question: a reward that never took more is joined
 _JOINED_TIMEOUT_S = 1.0
 
 _Answer = RewardScored | RewardRefused
@@ -83,7 +83,7 @@ class _Asked:
 
     number: int
     question: RewardScore
-    digest: bytes  # of its reward
+    digest: bytes  # digest of its reward
     work: float
     is_alone: bool = False
 
@@ -240,7 +240,7 @@ class _RewardServer:
                 answers = msgspec.msgpack.decode(end.result, type=list[_Answer])
                 for asked, answer in zip(batch, answers, strict=True):
                     self._send(asked, answer)
-            else:  # whose doing it was will show: each is asked again by itself
+            else:  # each is asked again by itself, which shows the culprit
                 for asked in reversed(batch):
                     self._of(asked).cpu_s = None
                     self._waiting.appendleft(replace(asked, is_alone=True))

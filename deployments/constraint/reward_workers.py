@@ -38,7 +38,7 @@ class RewardWorkers:
         self._backoff = Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         self._not_before = 0.0
         self._why = ""  # the last child ended
-        self._replies: dict[tuple[str, int], Reply] = {}  # of questions that the child has
+        self._replies: dict[tuple[str, int], Reply] = {}  # for questions that the child has
         self._watching: asyncio.Task[None] | None = None
         self._is_stopped = False
         self.num_refused = 0  # as the client's error

@@ -50,7 +50,7 @@ class Verdict:
 
     message: str = ""
     is_client_error: bool = False
-    grammar: Grammar | None = None  # what is served, where some of it is loosened
+    grammar: Grammar | None = None  # the grammar served, if some of it is loosened
 
 
 SERVED = Verdict()
@@ -84,7 +84,7 @@ class Trials:
         self._send = send
         self._clock = clock
         # The key is the digest, because a grammar may have `max_schema_bytes`.
-        self._served: LruDict[bytes, tuple[Loosened, ...]] = LruDict(_MAX_KNOWN)  # what is loosened
+        self._served: LruDict[bytes, tuple[Loosened, ...]] = LruDict(_MAX_KNOWN)  # loosened parts
         self._bare: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when
         self._refused: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when
         self._suspects: LruDict[bytes, float] = LruDict(_MAX_KNOWN)  # ended a child, until when

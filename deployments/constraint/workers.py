@@ -79,8 +79,8 @@ class ConstraintStats:
 
     queue_length: int = 0  # requests without an answer, all children
     opens: int = 0  # sessions opened
-    loosened: int = 0  # of these, with a grammar some of which is not enforced
-    cache_hits: int = 0  # of these, with a grammar that was compiled before
+    loosened: int = 0  # opened ones with a grammar some of which is not enforced
+    cache_hits: int = 0  # opened ones with a grammar that was compiled before
     compile_ms_total: float = 0.0
     compile_ms_max: float = 0.0
     refusals: int = 0  # grammars refused as the client's error

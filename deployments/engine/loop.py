@@ -193,7 +193,7 @@ class EngineLoop:
         """Turn until `stop`; what the engine raises comes out of here."""
         while not self._stopping.is_set():
             self.tick()
-        self._close_freed()  # whose leases ended after the last tick
+        self._close_freed()  # leases may have ended after the last tick
 
     def tick(self) -> None:
         """Make one turn: messages in, at most one step, replies out."""

@@ -54,9 +54,9 @@ class RankReport:
     grant: LeaseGrant | None  # followers have nothing to grant
     load_s: float
     kv_cache_tokens: int
-    kv_bytes_per_token: int  # of this rank
-    weight_bytes: int  # of this rank
-    attention: str  # what computes it, and graphs
+    kv_bytes_per_token: int  # this rank's
+    weight_bytes: int  # this rank's
+    attention: str  # name of the kernel, and graphs
     num_graphs: int
     graph_bytes: int
     pid: int
@@ -127,7 +127,7 @@ class Rank:
         self._runner: ModelRunner | None = None
         self._server: LinkServer[EngineRequest] | None = None
         self._loop: EngineLoop | None = None
-        self._ended_texts: EndedTexts | None = None  # of a draft model's leader
+        self._ended_texts: EndedTexts | None = None  # only in a draft model's leader
 
     # --- default group: the engine's thread
 

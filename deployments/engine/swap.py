@@ -35,7 +35,7 @@ SwapPhase = Literal["none", "loading", "comparing", "promoted", "dropped"]
 PHASES: tuple[SwapPhase, ...] = ("loading", "comparing", "promoted", "dropped")
 
 _LOOK_PERIOD_S = 0.5  # at texts that have ended
-_LIMITS = SessionLimits()  # of the waits of a replay: nobody waits for what it says
+_LIMITS = SessionLimits()  # limits of a replay's waits: nobody waits for its answer
 _CHECK_IDS = (1, 2, 3, 4)  # a text that every vocabulary has
 _CHECK_PROMPT = 2
 

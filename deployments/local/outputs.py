@@ -46,7 +46,7 @@ class CompletionOutput:
     logprobs: list[Logprobs] | None
     finish_reason: FinishReason
     seed: int
-    lookahead: LookaheadStats | None = None  # of a text that a reward steered
+    lookahead: LookaheadStats | None = None  # only of a text that a reward steered
     choice_probabilities: list[ChoiceProbability] | None = None
 
 
@@ -62,7 +62,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     prompt_logprobs: list[Logprobs | None] | None
     outputs: list[CompletionOutput]
-    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
     metrics: SpeculationStats
     finished: bool = True
 
@@ -72,7 +72,7 @@ class Answer:
     """One choice while it is generated."""
 
     request: GenerationRequest
-    choice_texts: Sequence[str] = ()  # whose probabilities were asked for
+    choice_texts: Sequence[str] = ()  # texts whose probabilities were asked for
     of_choices: list[ChoiceProbability] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

@@ -19,7 +19,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 Labels = Mapping[str, str]
 
-LEASES = ("outrider:leases", "Sessions that hold a place on the replica")  # of any kind
+LEASES = ("outrider:leases", "Sessions that hold a place on the replica")  # sessions of any kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from deployments.api.schemas.strict_fields import refuse_value
 
-MAX_PARTS = 4096  # of one message's content
+MAX_PARTS = 4096  # parts of one message's content
 TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = re.compile(r"thinking|reasoning|summary_text|redacted")
 _CALL_PARTS = re.compile(r"tool[_-](use|call)|function_call")

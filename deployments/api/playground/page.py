@@ -48,7 +48,7 @@ def playground_routes() -> list[BaseRoute]:
     files = _Files(directory=_FILES)
 
     async def page(request: Request) -> Response:
-        if not get_route_path(request.scope):  # what it names is relative to its folder
+        if not get_route_path(request.scope):  # the page's links are relative to its folder
             return RedirectResponse(request.scope["path"] + "/")
         return await files.get_response("index.html", request.scope)
 

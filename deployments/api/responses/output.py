@@ -33,7 +33,7 @@ class OutputItems:
 
     def __init__(self) -> None:
         self.done: list[dict[str, Any]] = []
-        self._kind: Kind | None = None  # of the item that grows
+        self._kind: Kind | None = None  # kind of the item that grows
         self._id = ""
         self._call: dict[str, str] = {}
         self._texts: list[str] = []

@@ -184,7 +184,7 @@ class ResponsesRequest(SharedFields):
             "prompt_cache_key",
             "prompt_cache_options",
             "prompt_cache_retention",
-            "max_tool_calls",  # of tools that run in the server: there are none
+            "max_tool_calls",  # for tools that run in the server: there are none
             "client_metadata",
             "request_id",
         }

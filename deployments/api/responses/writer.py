@@ -53,7 +53,7 @@ class ResponsesWriter:
         self._num_events = 0
         self._num_thought = 0  # tokens of reasoning
         self._names = TokenNames(head.tokenizer)
-        self._unsaid: list[Logprob] = []  # of tokens that no text has come with yet
+        self._unsaid: list[Logprob] = []  # for tokens that no text has come with yet
 
     @property
     def head(self) -> AnswerHead:

@@ -84,7 +84,7 @@ class LookaheadUsage(BaseModel):
     reward_calls: int
     states: dict[str, int]  # visits
     soft_satisfaction: float  # score of the whole text by its reward, from 0 to 1
-    hard_satisfaction: bool  # whether the whole text meets the constraint
+    hard_satisfaction: bool  # True: the whole text meets the constraint
     budget_spent: bool  # the text's end was written plainly for that
     advice: list[str]  # settings to change, where it went wrong
 
@@ -98,7 +98,7 @@ class UsageWithLookahead(Usage):
 class DraftComparison(BaseModel):
     """The tokens that one draft model would draft along the answer, each given all before it."""
 
-    num_tokens: int  # of the answer
+    num_tokens: int  # tokens of the answer
     num_matched: int  # that it says as well
     tokens_per_round: list[float]  # [i]: were i + 1 tokens drafted in each round
 

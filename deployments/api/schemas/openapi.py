@@ -78,7 +78,7 @@ class _Route:
     about: str
     answers: Mapping[int, type[BaseModel] | str]  # by status; a string: a media type of text
     takes: type[BaseModel] | None = None
-    streams: type[BaseModel] | None = None  # what the events of a stream hold
+    streams: type[BaseModel] | None = None  # shape of a stream's events
     errors: tuple[int, ...] = (500,)
     is_open: bool = True  # needs no API key
     parameters: list[Schema] = field(default_factory=list)

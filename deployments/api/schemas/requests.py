@@ -41,7 +41,7 @@ from models.protocol.errors import (
     UnsupportedGrammar,
 )
 
-MAX_LOGPROBS = 20  # of the likeliest tokens, for each position
+MAX_LOGPROBS = 20  # likeliest tokens for each position
 # Far more turns than conversations have; to check and to render as many takes about 20 ms.
 MAX_MESSAGES = 4096
 
@@ -319,7 +319,7 @@ class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
 
-ACCEPTED_ENCODINGS = ("gzip", "deflate")  # of bodies
+ACCEPTED_ENCODINGS = ("gzip", "deflate")  # encodings of bodies
 
 
 class UnsupportedEncoding(InvalidRequest):

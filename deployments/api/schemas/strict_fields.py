@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, get_args
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
+MAX_FIELDS = 128  # fields of one object; more could take a tenth of a second to name all faults
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
 
 

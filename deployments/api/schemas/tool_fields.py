@@ -20,7 +20,7 @@ from models.protocol.errors import InvalidRequest
 from models.text.tools.layout import NAME_PATTERN
 
 MAX_TOOLS = 128
-MAX_DEPTH = 48  # of a schema or of arguments; the same as a schema of a response may have
+MAX_DEPTH = 48  # depth of a schema or of arguments; the same as a schema of a response may have
 MAX_DESCRIPTION = 16_384  # characters
 CHOICES = ("none", "auto", "required")
 _MAX_NAMED = 8  # names that a message lists

@@ -14,7 +14,7 @@ from deployments.api.schemas.strict_fields import BodyFields, integers, refuse_v
 from deployments.api.schemas.tool_fields import ToolList
 
 MAX_MESSAGES = 4096
-MAX_TOKENS = 262_144  # of one body; its text is about a megabyte
+MAX_TOKENS = 262_144  # tokens of one body; its text is about a megabyte
 
 
 def _token_ids(content: Any) -> list[int]:

@@ -21,7 +21,7 @@ from models.protocol.errors import InvalidRequest
 _PLAIN = ("", "identity")
 _PIECE_BYTES = 65_536
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-_HEAD_BYTES = 2  # of zlib's header (RFC 1950)
+_HEAD_BYTES = 2  # size of zlib's header (RFC 1950)
 _CODE = "invalid_encoding"
 
 

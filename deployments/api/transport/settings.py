@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from models.config import Section
 
 ANY_ORIGIN = "*"
-_NO_ORIGIN = "null"  # what a browser sends for a page of a file
+_NO_ORIGIN = "null"  # sent by a browser for a page of a file
 # A browser writes `Origin` like this: no path, no slash at the end, no capital letters.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 

@@ -60,7 +60,7 @@ class DetailsWriter:
         head = inner.head
         self._names = TokenNames(head.tokenizer)
         self._whole = [self._new(index) for index in range(head.num_choices)]
-        self._unsent = [self._new(index) for index in range(head.num_choices)]  # of a stream
+        self._unsent = [self._new(index) for index in range(head.num_choices)]  # only for a stream
 
     @property
     def head(self) -> AnswerHead:

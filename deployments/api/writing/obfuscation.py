@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 
 _BEFORE, _AFTER = b',"obfuscation":"', b'"}'
-_ENVELOPE_BYTES = 320  # of an event, counts of tokens included, without the model's name
+_ENVELOPE_BYTES = 320  # size of an event, counts of tokens included, without the model's name
 _TEXT_BYTES = 160  # that at least fit in the smallest size
 _LARGE_BYTES = 65_536  # longer events, which hold lists of logprobs, have multiples of it
 

@@ -73,7 +73,7 @@ class StreamedResponse(Response):
     """
 
     own_headers: Mapping[str, str] = {}
-    sign = _WHITE_SPACE  # what breaks a silence
+    sign = _WHITE_SPACE  # breaks a silence
     may_sign_between_chunks = False
     # True: a failed response is ended in order. False: its connection is broken, so that no client
     # takes it for a success.

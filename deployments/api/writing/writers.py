@@ -35,12 +35,12 @@ class AnswerHead:
     seed: int
     tokenizer: Tokenizer
     prompt_lens: tuple[int, ...] = (0,)  # tokens of each prompt
-    choices_per_prompt: int = 1  # of prompt i: from i times this on
-    include_usage: bool = False  # of a stream: an event with it at the end
+    choices_per_prompt: int = 1  # prompt i has those from i times this on
+    include_usage: bool = False  # a stream has an event with it at the end
     has_continuous_usage: bool = False  # and counts so far on all others
     num_logprobs: int = -1  # -1: none
     num_prompt_logprobs: int = -1  # as the client asked for them; -1: none
-    choice_texts: tuple[str, ...] = ()  # whose probabilities are part of the answer
+    choice_texts: tuple[str, ...] = ()  # texts whose probabilities are part of the answer
 
     @property
     def num_choices(self) -> int:

@@ -22,7 +22,7 @@ _NO_BLOCKS = "drafters of whole blocks are not served"
 _NO_CODE = "code of a checkpoint is never run here"
 _ALONE = {"suffix_decoding_max_tree_depth": 0, "prompt_lookup_max": 0}
 _LOOKUP = 5  # vLLM's n-gram where neither bound is given
-_DEPTH = 24  # of suffix decoding, in both
+_DEPTH = 24  # depth of suffix decoding, in both
 _SUFFIX_KEYS = {  # with vLLM's defaults
     "suffix_decoding_max_spec_factor": 1.0,
     "suffix_decoding_min_token_prob": 0.1,
@@ -68,7 +68,7 @@ _OTHERS: dict[str, Word] = {
     "disable_logprobs": Word(nothing=(False,), instead="logprobs are the same with drafts"),
     "disable_log_stats": Word(nothing=(False, True), instead=""),
 }
-_HINTS = {  # what people write, and what vLLM calls it
+_HINTS = {  # a likely name, and vLLM's
     "draft_model": "model",
     "num_heads": "num_speculative_tokens; the folder says how many heads there are",
     "tensor_parallel_size": "draft_tensor_parallel_size",

@@ -68,7 +68,7 @@ WORDS: dict[str, Word] = {
     "tool_call_parser": Word(place="router.tool_call_parser"),
     "reasoning_parser": Word(place="router.reasoning_parser"),
     "speculative_config": Word("json"),
-    # What asks for nothing, or is not here.
+    # These ask for nothing, or are not here.
     "trust_remote_code": Word("bool", nothing=(False,), instead=_NO_CODE),
     "tokenizer_mode": Word(
         nothing=("auto", "hf"), instead="tokenizer.json is read, the fast one: leave it out"
