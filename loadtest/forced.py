@@ -126,7 +126,7 @@ class Run:
     tokens_per_s: float
     texts: tuple[tuple[int, ...], ...]
     num_drafted: int  # as forced text
-    num_accepted: int  # of these
+    num_accepted: int  # accepted ones among these
 
 
 class ForcedBench:

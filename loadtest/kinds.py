@@ -39,7 +39,7 @@ from loadtest.trial import frame
 
 PLAIN = "plain"
 _PROMPTS = Path(__file__).with_name("kinds.json")
-Ways = Mapping[str, dict[str, Any]]  # what a request says of speculation, by name
+Ways = Mapping[str, dict[str, Any]]  # a request's settings of speculation, by name
 _SUFFIX, _HEADS, _ADAPTIVE = "suffix", "heads", "adaptive"
 WAYS: Ways = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, _ADAPTIVE: {}}
 WITH_HEADS: Ways = {
@@ -215,7 +215,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     with chats_with(
         arguments.config, arguments.model_path, arguments.threads, arguments.heads
     ) as chats:
-        for way in chats.ways:  # what is made at the first pass is not measured
+        for way in chats.ways:  # the first pass makes things, which is not measured
             chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
         for kind, texts in tqdm(kinds.items(), unit="kind"):
             measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)

@@ -51,7 +51,7 @@ class RouterCost:
     """The cost of one run of streams to the router's process."""
 
     cpu_ms_an_event: float
-    cpu_share: float  # of one core, while it ran
+    cpu_share: float  # share of one core, while it ran
     num_events: int
     num_tokens: int
     tokens_per_s: float

@@ -48,7 +48,7 @@ _FREED_LIMIT_S = 60.0
 _CALM_S = 5.0
 _ASKED = 8  # times, so that more than one router is asked
 
-Check = Callable[[], str]  # what is not as the change wants it, for people; empty when it is
+Check = Callable[[], str]  # says, for people, why the change is not there yet; "" if it is
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class Run:
 
     tokens_per_s: float
     texts: tuple[tuple[int, ...], ...]
-    num_passes: int  # of the draft model
+    num_passes: int  # passes of the draft model
     num_guessed: int
     num_right: int
 

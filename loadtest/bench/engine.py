@@ -61,7 +61,7 @@ class EngineSettings:
     context: int
     repeats: int
     pass_repeats: int
-    tokens: int  # of each completion
+    tokens: int  # tokens of each completion
     prompts: int  # at batch 1; at a larger batch as many as the batch, if that is more
     k: list[int]
     batch: list[int]

@@ -34,15 +34,15 @@ class GapRun:
     """Gaps between the pieces of a running stream; one piece is what one round committed."""
 
     way: str  # "k=0", "adaptive"
-    num_prompt_tokens: int  # of the long prompt
+    num_prompt_tokens: int  # tokens of the long prompt
     num_gaps: int  # beside it
     quiet_ms: float  # median before the long prompt came and after its first token
     quiet_worst_ms: float
     beside_ms: float  # median beside it
     beside_worst_ms: float
     slowdown: float  # median / median
-    first_token_s: float  # of the long prompt
-    alone_first_token_s: float  # of the same prompt when nobody else is there
+    first_token_s: float  # time of the long prompt's
+    alone_first_token_s: float  # time for the same prompt without other requests
 
 
 def measure_gaps(

@@ -35,7 +35,7 @@ Prompts = Sequence[Sequence[int]]
 
 SPLIT = ("draft", "verify", "queue", "link", "loop")
 _EPOCH = 1
-_HIGHEST_K = 8  # of adaptive k
+_HIGHEST_K = 8  # the highest of adaptive k
 _LOOKUP_MAX = 4  # longest n-gram of prompt lookup
 LIMITS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waited for
 
@@ -45,11 +45,11 @@ class LoopRun:
     """One run of all prompts; times are means per round and session, in ms."""
 
     tokens_per_s: float  # see `rate_at_full_places`
-    tokens_per_round: float  # of rounds with a draft; 1.0 without
+    tokens_per_round: float  # in rounds with a draft; 1.0 without
     acceptance: float  # accepted / drafted tokens
     mean_k: float
     round_ms: dict[str, float] = field(default_factory=dict)
-    drafted_share: float = 0.0  # of all rounds, plain steps included, that had a draft
+    drafted_share: float = 0.0  # rounds with a draft over all rounds, plain steps included
     rounds_by_k: Mapping[int, int] = field(default_factory=dict)  # k = 0: plain steps
 
 

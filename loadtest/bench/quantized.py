@@ -34,7 +34,7 @@ _PROMPT_ROWS = (32, 256)
 _SEED = 7
 _TEXTS_AT_A_TIME = 16
 _MAX_MODEL_LEN = 1024
-_CONTEXT_TOKENS = 100  # of a session when its step is timed
+_CONTEXT_TOKENS = 100  # context of a session when its step is timed
 _WARM_UP_TURNS = 3
 
 Found = dict[str, list[dict[str, Any]]]
@@ -59,7 +59,7 @@ class PassTime:
     pair: str
     num_threads: int
     num_sessions: int
-    num_rows: int  # of each session
+    num_rows: int  # rows of each session
     plain_ms: float
     int8_ms: float
     shortest_ms: tuple[float, float]  # plain, int8

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-_TINY_STD = 1e-6  # of the output projections
+_TINY_STD = 1e-6  # for the output projections
 _STD = 0.02
 
 

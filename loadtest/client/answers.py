@@ -17,7 +17,7 @@ from loadtest.client.workload import Asking
 
 _DONE = "[DONE]"
 _PREFIX = "data: "
-_KEPT_CHARACTERS = 500  # of the body of an HTTP error
+_KEPT_CHARACTERS = 500  # characters of an HTTP error's body
 
 
 @dataclass

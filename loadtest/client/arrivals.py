@@ -121,7 +121,7 @@ async def _drained(queues: Queues) -> None:
     A service that keeps sessions after all answers are read is a complaint.
     """
     for _ in range(round(_DRAIN_S / _SCRAPE_S)):
-        await asyncio.sleep(2 * _SCRAPE_S)  # what is known of the queues is up to that old
+        await asyncio.sleep(2 * _SCRAPE_S)  # the known state of the queues is up to that old
         if not queues.running and not queues.waiting:
             return
     queues.complaints.append(

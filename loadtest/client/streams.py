@@ -34,7 +34,7 @@ class Failure:
     began_s: float  # time.monotonic
     ended_s: float
     reason: str
-    status: int = 0  # of the HTTP answer; 0: there was none
+    status: int = 0  # the HTTP answer's; 0: there was none
 
     @property
     def is_refusal(self) -> bool:

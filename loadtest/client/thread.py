@@ -33,7 +33,7 @@ class LoadThread:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self.cpu_s = 0.0  # of the thread, once it has ended
+        self.cpu_s = 0.0  # CPU time of the thread, once it has ended
 
     @property
     def is_stopping(self) -> bool:

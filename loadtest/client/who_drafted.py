@@ -25,7 +25,7 @@ _OTHERS = {
     *(kind.name for kind in DRAFTERS.values() if kind.traits.is_free),
 }
 _EXPLAINED = 4  # after every so many answers the next requests are asked for with their rounds
-_LONG_STEP = 0.5  # of a pass
+_LONG_STEP = 0.5  # part of a pass
 _LITTLE = 0.05  # a draft model's share of the draft tokens below which the lines say why
 
 
@@ -61,7 +61,7 @@ class WhoDrafted:
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Sums] = {}
-        self._whys: list[Mapping[str, Any]] = []  # of planned rounds, with their k
+        self._whys: list[Mapping[str, Any]] = []  # reasons of planned rounds, with their k
 
     @property
     def is_told(self) -> bool:

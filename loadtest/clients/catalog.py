@@ -67,7 +67,7 @@ class Client:
     change: Callable[[dict[str, Any]], None] | None = None
     loads: tuple[Load, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = _SCRIPT_TIMEOUT_S  # of the script, or of one load
+    timeout_s: float = _SCRIPT_TIMEOUT_S  # limit of the script, or of one load
 
 
 def let_pages_in(config: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ class Outcome:
     pause_constrained_s: float
     victim_gone_s: float  # until the process was dead
     whole_s: float  # until the service was whole
-    ended_by: str = ""  # who ended a stopped process
+    ended_by: str = ""  # the part that ended a stopped process
     num_refused: int = 0  # requests that were answered 429 or 503
     problems: list[str] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Campaign:
         self._load = load
         self._rng = rng
         self._num_probes = 0
-        self._problems: list[str] = []  # of the fault in hand
+        self._problems: list[str] = []  # problems with the fault in hand
         self._num_refused = 0  # beside it
 
     def run(self, faults: Sequence[Fault]) -> Iterator[Outcome]:

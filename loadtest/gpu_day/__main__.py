@@ -29,7 +29,7 @@ from loadtest.gpu_day.terms import Terms
 from loadtest.report.machine import ROOT
 from loadtest.report.record import head, write_json
 
-_KEPT_LINES = 12  # of a part that failed: why
+_KEPT_LINES = 12  # lines of a failed part's output
 _STOP_TIMEOUT_S = 90.0  # a service that a part has started takes up to 60
 
 Found = dict[str, Any]

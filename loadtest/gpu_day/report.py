@@ -8,8 +8,8 @@ from typing import Any
 from loadtest.gpu_day.parts import PARTS
 
 _GOOD_OF_FLOOR = 1.5  # times the floor that a pass of few rows may take
-_BUSY = 0.8  # of a pass that the device computes
-_MOST_DRAW_OPERATIONS = 40  # of a token; more launches than that are worth fusing
+_BUSY = 0.8  # part of a pass that the device computes
+_MOST_DRAW_OPERATIONS = 40  # operations of a token; more launches than that are worth fusing
 
 Answer = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from loadtest.service.served import Config, served
 _KS: tuple[int | None, ...] = (0, 3, 5, None)
 _BATCHES = (1, 8)
 _PROMPT_TOKENS, _NUM_TOKENS = 32, 48
-_LOWEST_VOCAB = 256  # of any pair: prompts are ids below it
+_LOWEST_VOCAB = 256  # below any pair's: prompts are ids below it
 _RANKS = 2
 _ASKED = (
     "Write a story about a cat that finds a key.",

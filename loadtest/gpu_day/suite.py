@@ -11,7 +11,7 @@ from loadtest.gpu_day.terms import Terms
 from loadtest.report.machine import ROOT
 
 _KINDS = ("failure", "error", "skipped")
-_KEPT_CHARACTERS = 400  # of what went wrong
+_KEPT_CHARACTERS = 400  # characters of an error
 
 
 def suite(terms: Terms) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def measure_agreement(target: Any, draft: Any, texts: Sequence[Text]) -> Agreeme
 
 
 def max_logit_difference(
-    states: Tensor,  # of the source along `texts`, [n, hidden_size] float32
+    states: Tensor,  # states of the source along `texts`, [n, hidden_size] float32
     head: Tensor,  # [vocab_size, hidden_size], the lm_head that `grown` was given
     grown: Any,
     texts: Iterable[Text],

@@ -32,7 +32,7 @@ def batch(
 ) -> dict[str, Any]:
     """Tokens per second of look-ahead sessions by how many there are, and a stream's own pace."""
     largest = max(sizes)
-    bench.answer(prompts.part(0, largest).several(largest), terms)  # what is first met takes longer
+    bench.answer(prompts.part(0, largest).several(largest), terms)  # the first answer takes longer
     runs = interleave(
         {str(size): partial(bench.answer, prompts.several(size), terms) for size in sizes}, repeats
     )

@@ -153,7 +153,7 @@ def _rates(
 ) -> dict[Terms, list[float]]:
     """Tokens per second of each turn."""
     timed = prompts.part(0, sizes.speed_prompts).several(1)
-    for way in ways:  # what is first met takes longer
+    for way in ways:  # the first answer takes longer
         bench.answer(timed.part(0, 1), way)
     by_place = {str(place): partial(bench.answer, timed, way) for place, way in enumerate(ways)}
     runs = interleave(by_place, sizes.repeats)

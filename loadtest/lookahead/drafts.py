@@ -27,7 +27,7 @@ from loadtest.simulate.engines import Machine
 _BYTES_A_PARAMETER = 2  # bfloat16
 _BANDWIDTH = 1.6e12  # bytes/s that reading weights reaches, of the 2.0e12 of an A100 of 80 GB
 _FLOPS = 1.5e14  # per s that products reach, of 3.1e14
-_LAUNCH_MS = 0.5  # of a pass whose kernels are launched as one graph, its samples and link
+_LAUNCH_MS = 0.5  # time of a pass whose kernels are one graph's launch, its samples and link
 _TIMED_PROMPT, _TIMED_TOKENS, _TIMED_RUNS = "Write a short story about a dog.", 64, 5
 _GB_A_DEVICE = 64  # for weights; a larger model is spread, its devices read side by side
 # Billions of parameters, target and draft: the sizes of a family that papers study, and larger.

@@ -30,7 +30,7 @@ from models.rewards.registry import Rewards
 
 _MAX_MODEL_LEN = 512
 _MAX_SESSIONS = 64  # roll-outs count
-_MAX_SLOWDOWN = 1.5  # of streams beside look-aheads, as a server has it
+_MAX_SLOWDOWN = 1.5  # slowdown of streams beside look-aheads, as a server has it
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Task:
 
     ask: Callable[[random.Random, Concepts], Ask]
     max_tokens: int
-    says: str  # what is asked for, in a table
+    says: str  # words for the request, in a table
 
     def draw(self, side: Side, count: int, at_once: int = 1) -> Prompts:
         """`count` prompts of a side; more of them begin with the same."""

@@ -13,7 +13,7 @@ GREEDY, CDLH, CDSL = "greedy", "cdlh", "cdsl"
 PAPER, GAIN, RECOMMENDED = "paper", "gain", "as recommended"  # how CDSL and its CDLH are set
 Thresholds = tuple[float, float]  # a_t, r_t
 
-_DEFAULTS = LookaheadOptions(method="cdsl")  # of a request that says nothing else
+_DEFAULTS = LookaheadOptions(method="cdsl")  # terms of a request that says nothing else
 
 
 @dataclass(frozen=True, kw_only=True)

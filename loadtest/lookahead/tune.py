@@ -21,7 +21,7 @@ from loadtest.lookahead.tasks import Prompts, Task
 from loadtest.lookahead.terms import CDLH, Terms
 from loadtest.report.ratios import mean_difference
 
-_FIRST_PROMPTS = 8  # of the first round
+_FIRST_PROMPTS = 8  # prompts of the first round
 _LAST_SETTINGS = 3  # these are compared on all prompts
 
 

@@ -36,7 +36,7 @@ class Counts:
     num_answers: int = 0
     num_finished: int = 0
     num_valid: int = 0
-    num_same: int = 0  # of the answers that drafts were to be made for
+    num_same: int = 0  # answers with the text that drafts were to be made for
     num_compared: int = 0
     num_tokens: int = 0
     num_drafted: int = 0

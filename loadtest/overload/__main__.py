@@ -37,10 +37,10 @@ from loadtest.service.served import POD_ENVIRONMENT
 from loadtest.trial import frame
 from loadtest.trial.frame import served_at
 
-_ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
+_ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # requests that can become good
 _MOST_STEPS = 20
 
-Measure = Callable[[float, str], Awaitable[Stretch]]  # of a rate and what it is for
+Measure = Callable[[float, str], Awaitable[Stretch]]  # takes a rate and its purpose
 
 
 @dataclass(kw_only=True)

@@ -128,7 +128,7 @@ class PeerBench:
             yield {way.name: partial(self._engine_run, engines, way) for way in self._ways}
             return
         with service_of(self._models, threads, max(self._arguments.k)) as service:
-            for way in self._ways:  # what is made at the first passes is not measured
+            for way in self._ways:  # the first passes make things, which is not measured
                 service.ask(self._warm_up, _WARM_UP_TOKENS, way)
             yield {
                 way.name: partial(_one_by_one, partial(service.ask, way=way)) for way in self._ways

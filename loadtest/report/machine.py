@@ -15,7 +15,7 @@ from pathlib import Path
 
 _PACKAGES = ("torch", "ray", "transformers")
 _GIB = 1 << 30
-ROOT = Path(__file__).parents[2]  # of the repository: configs and results are below it
+ROOT = Path(__file__).parents[2]  # root of the repository: configs and results are below it
 
 
 def describe_machine() -> dict[str, object]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 _INTERVAL = (2.5, 97.5)  # percentiles
 _NUM_RESAMPLES = 2000
-_Z = 1.959964  # of the normal distribution: 95% lie within
+_Z = 1.959964  # bound of the normal distribution: 95% lie within
 
 Totals = Sequence[tuple[float, float]]
 _Rates = NDArray[np.float64]

@@ -72,7 +72,7 @@ class Watch:
     def stop(self) -> None:
         """End."""
         self._stopping.set()
-        self._thread.join(_END_LIMIT_S)  # of one look; the thread is a daemon
+        self._thread.join(_END_LIMIT_S)  # time of one look; the thread is a daemon
 
     def wait(self, is_reached: Callable[[Sample], bool], limit_s: float) -> bool:
         """Wait for a sample of which that is true; False when none comes within `limit_s`."""

@@ -26,7 +26,7 @@ DONE = "pair.json"  # written last
 SOURCE_PATH = ROOT / "models" / "demo" / "draft"
 _TARGET = "scenario-target"
 _NUM_TEXTS, _TEXT_TOKENS, _SEED = 64, 96, 0
-_TOLERANCE = 0.005  # of the acceptance on the texts of the fit
+_TOLERANCE = 0.005  # tolerance of the acceptance on the texts of the fit
 
 
 def _size(layers: int, hidden: int, intermediate: int, heads: int) -> ModelSize:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_LEAST_SHARE = 0.03  # of rounds; a rarer k is not shown
+_LEAST_SHARE = 0.03  # share of rounds; a rarer k is not shown
 
 
 def lines_of(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:

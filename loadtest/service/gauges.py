@@ -19,7 +19,7 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 _TIMEOUT_S = 20.0
 _GAUGE = re.compile(r"^# TYPE (\S+) gauge$", re.MULTILINE)
-_NAME = re.compile(r"[{ ]")  # what ends a sample's name
+_NAME = re.compile(r"[{ ]")  # the end of a sample's name
 _KEPT = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 
 Stats = Mapping[str, Sequence[Mapping[str, float]]]

@@ -43,7 +43,7 @@ from router.rounds import SessionPlanner
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8)
 MAX_LENGTH = 8
 _RUN_ON = 32
-_WARM_UP_SHARE = 0.1  # of the time, not counted
+_WARM_UP_SHARE = 0.1  # part of the time, not counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Outcome:
 
     tokens_per_s: float
     mean_batch: float  # sessions in a pass
-    mean_k: float  # of the planner's choices; 0.0 where lengths are fixed
+    mean_k: float  # mean of the planner's choices; 0.0 if lengths are fixed
     predicted_share: float  # predicted over actual time of rounds with a draft
     lengths: dict[int, int]  # how often the planner chose each k
 
@@ -251,11 +251,11 @@ def measure(scenario: Scenario, seconds: float, seed: int) -> dict[str, object]:
         "best_fixed": round(fixed[best], 1),
         "alone": round(alone, 1),
         "joint": round(joint.tokens_per_s, 1),
-        "alone_share": round(alone / top, 4),  # of the better of plain and the best fixed k
+        "alone_share": round(alone / top, 4),  # part of the better of plain and the best fixed k
         "joint_share": round(joint.tokens_per_s / top, 4),
         "mean_k": round(joint.mean_k, 2),
         "mean_batch": round(joint.mean_batch, 2),
-        "predicted_share": round(joint.predicted_share, 4),  # of rounds' actual time
+        "predicted_share": round(joint.predicted_share, 4),  # part of the rounds' actual time
     }
 
 

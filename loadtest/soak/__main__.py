@@ -38,7 +38,7 @@ from loadtest.trial.watched import watched_service
 _NUM_SAMPLES = 300
 _LEAST_PERIOD_S = 1.0
 _REPLICAS_EVERY = 4  # samples; between two of them replicas are not asked
-_LEAST_SATURATION = 0.9  # of all samples after the warm-up
+_LEAST_SATURATION = 0.9  # part of all samples after the warm-up
 _FREED_LIMIT_S = 30.0
 _POLL_S = 0.5
 
@@ -162,7 +162,7 @@ def _check(
     report.gauge_at_s, report.gauges = gauges.at_s, gauges.values
     running = report.gauges.get(RUNNING, [])
     warm = [v for t, v in zip(report.gauge_at_s, running, strict=False) if t >= from_s]
-    places = limits(config)[RUNNING]  # of the router that /metrics happened to be of
+    places = limits(config)[RUNNING]  # limit of the one router that answered /metrics
     report.saturation = saturation(warm, min(places, _num_users(arguments, config)))
     report.violations += [
         f"memory of {check.series.kind} {check.series.pid}: {check.complaint}"

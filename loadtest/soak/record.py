@@ -24,7 +24,7 @@ class Report(frame.Report):
     length_s: float = 0.0
     warm_up_s: float = 0.0
     limit: float = 0.0  # growth allowed, as a share
-    load_cpu_share: float = 0.0  # of one core
+    load_cpu_share: float = 0.0  # share of one core
     memory: list[MemoryCheck] = field(default_factory=list)
     gauge_at_s: list[float] = field(default_factory=list)
     gauges: dict[str, list[float]] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from loadtest.study.ways import fixed
 
 Content = dict[str, Any]
 
-_AS_GOOD = 0.97  # of the best speed-up: within what one run tells apart
+_AS_GOOD = 0.97  # part of the best speed-up: within the spread of one run
 _PAYS = 1.0
 _NEAR = 0.2
 LOW_COST = (

@@ -44,14 +44,14 @@ class Settings:
     target: str  # label
     drafts: list[str]  # labels, in the order given
     prompts: str  # file or set
-    tasks: list[str] | None  # of the prompts; None: all
+    tasks: list[str] | None  # tasks of the prompts; None: all
     temperatures: list[float]
     temperature: float
     k: list[int]
     batch: list[int]
     lengths: list[int]
-    tokens: int  # of an answer, at most
-    num_prompts: int  # of each task, at most
+    tokens: int  # tokens of an answer, at most
+    num_prompts: int  # prompts of each task, at most
     repeats: int
     pass_repeats: int
     device: str

@@ -25,7 +25,7 @@ class Line:
     tokens_per_s: float
     runs: list[float]  # in order of turns
     speed_up: float  # median of the turns' own ratios
-    tokens_per_round: float  # of rounds with a draft
+    tokens_per_round: float  # in rounds with a draft
     acceptance: float  # accepted / drafted tokens
     mean_k: float
     round_ms: dict[str, float]  # draft, verify, queue, link and loop, of a round

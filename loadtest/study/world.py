@@ -14,7 +14,7 @@ from loadtest.study.settings import Settings
 from models.text.tokenizer import Tokenizer
 
 _BLOCK = 64  # tokens; lengths are rounded up to it
-SHARED_TOKENS = 256  # of what all prompts of the ablation begin with
+SHARED_TOKENS = 256  # the beginning that all prompts of the ablation share
 MAX_MODEL_LEN = 2048
 
 
@@ -31,7 +31,7 @@ class World:
     drafts: Mapping[str, Path | None]
     prompts: Sequence[Prompt]
     stack: ExitStack
-    longest_task: str | None = None  # whose answers are longest, once that was looked for
+    longest_task: str | None = None  # the task with the longest answers, once that was looked for
     encoded: list[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-TIMEOUT_S = 60.0  # of one request, for every client
+TIMEOUT_S = 60.0  # limit of one request, for every client
 STORY = "Write a short story about a dog and a ball."
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
 ORDERED = {"customer": "Imogen", "quantity": 6, "price": 62.29, "city": "Delhi"}

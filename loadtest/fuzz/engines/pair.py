@@ -32,7 +32,7 @@ MAX_MODEL_LEN = 512
 _DEMO = ROOT / "models" / "demo" / "target"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _STD = 0.2  # spreads the logits
-_NOISE = 0.01  # of the draft's weights
+_NOISE = 0.01  # noise in the draft's weights
 
 
 @cache

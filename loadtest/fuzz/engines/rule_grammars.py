@@ -22,7 +22,7 @@ from models.text.tools.turn import CallableTool, Turn
 
 KINDS = ("lark", "ebnf", "structural_tag", "tools")
 Schema = dict[str, Any]
-MakeSchema = Callable[[], Schema]  # of an object
+MakeSchema = Callable[[], Schema]  # makes the schema of an object
 
 _LITERALS = ("ab", "a", "b", "ba", "x-", "0", "é")
 _CLASSES = ("[a-c]", "[0-9]", "[xyz]")

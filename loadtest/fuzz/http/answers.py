@@ -15,7 +15,7 @@ import jsonschema
 from loadtest.fuzz.http.attacks import Attack
 
 OVERLOAD = frozenset({503, 504})  # said on purpose
-_BESIDE = {"tools": "tool_choice"}  # what is refused where the other is taken away
+_BESIDE = {"tools": "tool_choice"}  # fields that are refused without the other
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -88,7 +88,7 @@ _MESSAGE = {
     "if": {"properties": {"content": {"const": None}}},
     "then": {"required": ["tool_calls"]},
 }
-_PART = {  # of a call: its beginning, or further arguments
+_PART = {  # part of a call: its beginning, or further arguments
     "type": "object",
     "required": ["index", "function"],
     "properties": {"index": _INDEX, "function": {"required": ["arguments"]}},

@@ -23,7 +23,7 @@ from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.http.bodies import MODEL
 from loadtest.fuzz.http.world import HttpWorld, ask, http_world
 
-_LIMIT_S = 60.0  # of one request
+_LIMIT_S = 60.0  # limit of one request
 _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 _TOOL = {"name": "find", "parameters": {"type": "object", "properties": {"a": {"default": None}}}}
 _BROKEN = ("", '{"a": "x', "[]", "null", "7", '{"a": }', '"a"', "{" * 99, "\n", '{"a": "\\')

@@ -15,7 +15,7 @@ from loadtest.fuzz.http.attacks import Attack, random_attack
 from loadtest.fuzz.http.world import HttpWorld, ask, http_world
 
 _NUM_REQUESTS = 8
-_LIMIT_S = 60.0  # of one request; the longest takes a second
+_LIMIT_S = 60.0  # limit of one request; the longest takes a second
 
 
 @asynccontextmanager

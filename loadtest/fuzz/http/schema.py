@@ -24,7 +24,7 @@ from loadtest.fuzz.http.world import http_world, listening
 
 _NUM_EXAMPLES = 15
 _TOO_LONG = 413
-_LIMIT_S = 30.0  # of one request
+_LIMIT_S = 30.0  # limit of one request
 _PATHS = ("/v1/chat/completions", "/v1/completions")
 _ALWAYS = ("not_a_server_error", "status_code_conformance", "content_type_conformance")
 _OF_WHOLE_ANSWERS = "response_schema_conformance"  # events have no schema in OpenAPI 3.1

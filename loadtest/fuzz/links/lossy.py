@@ -46,8 +46,8 @@ class FaultRates:
     lose: float = 0.0
     double: float = 0.0
     delay: float = 0.0
-    break_: float = 0.0  # of leases: their link breaks within some messages
-    refuse: float = 0.0  # of leases: not granted
+    break_: float = 0.0  # share of leases whose link breaks within some messages
+    refuse: float = 0.0  # share of leases that are not granted
 
     @classmethod
     def drawn(cls, rng: random.Random) -> FaultRates:

@@ -71,7 +71,7 @@ def lookahead_drafts(seen_from: Path) -> str:
     """Drafts of different sizes for one target."""
     blocks = []
     for _, task, result in _kept(seen_from, "drafts"):
-        settings = result["settings"]  # of the first draft's pair; the target is that of all
+        settings = result["settings"]  # the first draft pair's; all have its target
         target = f"{settings['family']}, {millions(settings['target_parameters'])}"
         blocks += [f"a target ({target}), {task}:", drafts_table(result.content), result.made()]
     return "\n\n".join(blocks) or _NOTHING

@@ -19,7 +19,7 @@ RESULTS = ROOT / "loadtest" / "results"
 class Result:
     """A result file, seen from the folder of the Markdown file that will show it."""
 
-    name: str  # of the file, without .json
+    name: str  # the file's, without .json
     content: dict[str, Any]
     seen_from: Path
 

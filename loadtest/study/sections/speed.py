@@ -19,7 +19,7 @@ from loadtest.study.world import SHARED_TOKENS, World
 
 _ABLATION_BATCH = 4
 _ALL_ON = "all on"
-_LENGTH_TOKENS = 400  # of all answers of one length, about
+_LENGTH_TOKENS = 400  # tokens of all answers of one length, about
 _PROBES = 2  # prompts of each task that say how long its answers are
 
 
