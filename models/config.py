@@ -228,7 +228,7 @@ class EngineConfig(Section):
     def block_tokens(self) -> int:
         """Tokens per block; where that is auto on a GPU, the largest it may come to be.
 
-        What an engine came to is in the config of its `ModelRunner`.
+        The size that an engine came to is in the config of its `ModelRunner`.
         """
         if self.block_size != "auto":
             return self.block_size

@@ -1,8 +1,8 @@
 """A text that a client says its answer will mostly repeat, and where an answer is in it.
 
-If an answer leaves the text, its last tokens are looked for. Of the places where most of them
-match, the one nearest to the expected place counts. A look costs a few dictionary lookups and
-comparisons, however long the text is.
+If an answer leaves the text, its last tokens are looked for. The place where most of them match
+counts; among equal ones, the one nearest to the expected place. A look costs a few dictionary
+lookups and comparisons, however long the text is.
 """
 
 from __future__ import annotations

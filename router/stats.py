@@ -1,7 +1,7 @@
 """Statistics of speculation: what happened in a session's rounds, and where the time went.
 
-Waits are measured by the loop around each await; engines say how much of a wait was theirs. What
-remains of a wait is the link's, what remains of the session's wall clock is the loop's own.
+Waits are measured by the loop around each await; engines say how much of a wait was theirs. The
+rest of a wait is the link's. The rest of the session's wall clock is the loop's own.
 """
 
 from __future__ import annotations

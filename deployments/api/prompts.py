@@ -1,6 +1,6 @@
 """Token ids of prompts, and of choices behind them.
 
-What cannot fit in the context window is refused before it is tokenised.
+A prompt that cannot fit in the context window is refused before it is tokenised.
 """
 
 from __future__ import annotations

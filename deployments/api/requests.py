@@ -238,8 +238,8 @@ def _max_tokens(
 ) -> int:
     """Completion tokens to generate; the params are the fields as the client spelt them.
 
-    What the operator limits is refused above the limit. What the context window leaves is not known
-    to clients, so more is cut to that, as OpenAI's clients expect.
+    Values above the operator's limits are refused. Clients do not know the room left in the context
+    window. So more is cut to it, as OpenAI's clients expect.
 
     Raises:
         InvalidRequest: there is no prompt, or more is asked for than allowed.

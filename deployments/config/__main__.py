@@ -6,8 +6,8 @@ In place of a file it takes vLLM's words, and writes the file that they mean:
 
 `--keys` writes the reference page of all keys.
 
-What can be known without loading torch is said first; a config that is refused for that ends there.
-Only of models whose files are here are sizes computed. Exit status 0: it could be served here.
+The findings that need no torch are said first. The command ends there if they refuse the config.
+Sizes are computed only of models whose files are here. Exit status 0: it could be served here.
 """
 
 from __future__ import annotations

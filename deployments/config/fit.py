@@ -30,8 +30,8 @@ _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 def shortages(placements: Sequence[Placement], cluster: Cluster) -> list[Fault]:
     """Return the shortages for the fewest replicas, GPUs first; empty if none can be seen.
 
-    Whether everything fits next to everything else is not computed: Ray's own packing would have to
-    be repeated.
+    It is not computed if everything fits next to everything else. Ray's own packing would have to
+    be repeated for that.
     """
     missing = _short_in_all(placements, cluster)
     unlabelled = _labels_of_no_node(placements, cluster)

@@ -1,8 +1,8 @@
 """Another draft model for running replicas: Serve's `user_config` of a Draft deployment.
 
 Its `model_path` is loaded beside the model that serves, in the same replica, under the limits of
-`args`. `deployments.engine.swap` describes the rest. Taken away, the model of `args` comes back.
-What is refused here changes nothing.
+`args`. `deployments.engine.swap` describes the rest. Taken away, the model of `args` comes back. A
+refusal here changes nothing.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Every key is declared once, with its default and a description. An engine's are 
 `models/config.py`, waits and drafting in `router/limits.py`, the rest here. The reference page
 (`deployments/docs/config-keys.md`) is made of the descriptions. Unknown keys are errors that name
 the key's full path. Units are in the names. Placement (replica counts, GPUs, labels) is not here:
-that is Serve's own `deployments:` section of the same file. Whether the checkpoints fit is the
-business of `model_files`. Knows neither Ray nor torch nor the disk.
+that is Serve's own `deployments:` section of the same file. `model_files` checks if the checkpoints
+fit. Knows neither Ray nor torch nor the disk.
 """
 
 from __future__ import annotations

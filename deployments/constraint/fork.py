@@ -3,7 +3,8 @@
 A fork has the loaded objects of this process and nothing of any other work. It cannot change this
 process or another fork. The system measures its cost and ends it when it has used its CPU time
 (SIGPROF) or its memory (RLIMIT_DATA). CPU time does not pass while other processes have the core.
-So a busy machine makes no work too costly, only late. What it has started itself ends with it.
+So a busy machine makes no work too costly, only late. The processes that it has started itself end
+with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The child process that scores texts by rewards, those that may run wild in forks (`fork.py`).
 
 Started as `python -m deployments.constraint.reward_child SOCKET_FD PAGE_FD`. It has loaded the
-classifiers of the config and users' rewards (entry points). What a question is computed beside is
-decided by how far its reward can reach (`models.rewards.reach`):
+classifiers of the config and users' rewards (entry points). The reach of a reward decides which
+process computes a question, and beside which others (`models.rewards.reach`):
 
 - One whose time its text bounds is answered here, where text and reward are short.
 - A reward of an installed package has a fork for each question. Nothing of any other question is in

@@ -1,7 +1,8 @@
 """One model of a replica: its rank processes, and the leases that sessions hold on it.
 
 Calls to ranks are made by tasks that the owner starts in a context of its own (`replica` says why).
-What must not be lost, leases that ended on either side, is reported again until it is acknowledged.
+Leases that ended on either side must not be lost. They are reported again until that is
+acknowledged.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Ranks share one model, so the loss of any is the loss of all. A rank counts as l
 dies: its outstanding `run_loop` fails at once. It is lost when it is silent for `stall_timeout_s`
 (stopped, swapped out, stuck in the kernel). It is also lost when the leader's loop makes no turn
 for as long. A pass that takes longer than `step_timeout_s` is a loss too. While ranks load, only
-death and a far longer limit count. What to do about a loss is the caller's business.
+death and a far longer limit count. The caller decides how to react to a loss.
 
 Calls made here must not come from the task of a lease: Ray cancels what a cancelled task has
 called. `deployments.engine.replica` takes care of that.

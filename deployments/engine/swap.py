@@ -6,7 +6,7 @@
     dropped     the new one said less of these texts, or could not be had; the old one serves
 
 A session has one model from its lease to its end, so nothing changes under a stream. Under shared
-noise no text depends on the draft. What a model is, and how it is loaded, is handed in.
+noise no text depends on the draft. The kind of a model, and the way to load it, are handed in.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LinkChannel(Generic[Request, Reply]):
         self.mailbox.mark_lost(reason)
 
     def close(self) -> None:
-        """Receive no more. What was sent before still goes out. Idempotent."""
+        """Receive no more. Messages sent before still go out. Idempotent."""
         self.mailbox.mark_lost("the session's channel is closed")
         self._connection.forget(self._session_id, self)
 

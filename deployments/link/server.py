@@ -138,7 +138,7 @@ class AsyncLinkServer(_Bound[Request]):
     """A ROUTER socket in an event loop.
 
     `on_messages` is called in the loop with everything one frame brought. It must not block, and
-    answers by `reply` at any later time. What it raises is logged and costs that frame alone.
+    answers by `reply` at any later time. Its exceptions are logged and cost that frame alone.
     Replies of one loop iteration leave as one frame per peer.
     """
 

@@ -1,6 +1,6 @@
 """The same loop with draft and target in processes of their own, over real links. No HTTP.
 
-What serving costs over the engines: leases, frames and the waking of other processes.
+Measures the cost of serving over the engines: leases, frames and the waking of other processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tokens per second of the real engines under the router's real loop, in one process.
 
 Draft and target are stepped by turns on one device (`deployments.local.inline`). There is no
-thread, socket or HTTP between loop and engines. What a pair can give, before serving costs.
+thread, socket or HTTP between loop and engines. It measures the speed that a pair can give, before
+serving costs.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class EngineLoopBench:
     def run(self, prompts: Prompts, *, batch: int, k: int | None, num_tokens: int) -> LoopRun:
         """Serve all prompts greedily, `batch` at a time, `num_tokens` each; k None is adaptive.
 
-        What adaptive runs learn is kept from one to the next, as a server keeps it.
+        The planner's knowledge is kept from one adaptive run to the next, as a server keeps it.
         """
         asks = [Ask(prompt=prompt, num_tokens=num_tokens) for prompt in prompts]
         return self.serve(asks, batch=batch, k=k, learnt=self._learnt if k is None else Learnt())

@@ -141,7 +141,7 @@ def timed_pass(
 ) -> Callable[[], float]:
     """Return a pass of that shape, which gives its milliseconds.
 
-    What the context holds does not matter for that: it is left as it is.
+    The content of the context does not matter for that: it is left as it is.
     """
     sequences = [
         SequenceRows(

@@ -177,7 +177,7 @@ def check_asked(
     """Return why the answer to a request of the workload is wrong, or "".
 
     `known` holds the first right answer to every request and gets this one. None: a request may
-    have another text each time. Of an answer that its reader left only an error is wrong.
+    have another text each time. An answer that its reader left is wrong only if it has an error.
     """
     request = asking.request
     if request.bad_field is not None:

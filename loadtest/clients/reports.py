@@ -33,7 +33,7 @@ class Counts:
 
 
 def read_guidellm(folder: Path) -> Counts:
-    """GuideLLM's `report.json`: totals of all its benchmarks. What is incomplete has failed.
+    """GuideLLM's `report.json`: totals of all its benchmarks. An incomplete request has failed.
 
     Raises:
         NoReport: see there.

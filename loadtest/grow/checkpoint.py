@@ -1,6 +1,6 @@
 """Grows a Llama checkpoint to any size without changing the function it computes.
 
-What is added cannot reach the logits. A wider hidden state carries zeros in its new dimensions,
+The added weights cannot reach the logits. A wider hidden state carries zeros in its new dimensions,
 because nothing writes there. Norms, which now average over more numbers, are scaled back by
 sqrt(old / new), their epsilon by old / new. New layers, FFN columns and query heads end in zeros of
 `o_proj` and `down_proj`. So they add exactly zero to the residual stream. Key heads are repeated

@@ -3,8 +3,8 @@
 Draft and target are grown from one source, so their last hidden states are those of the source. A
 fit needs only one pass of the source over some texts. Agreement is two matrix products for each
 amount of noise. Agreement is teacher-forced: at each position of the target's own text, is the
-draft's best token the target's? What then happens at temperature 1 follows, and is reported as the
-expectation of both verification rules.
+draft's best token the target's? The acceptance at temperature 1 follows from it, and is reported as
+the expectation of both verification rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Llama checkpoint as something to grow: its parts, its sizes, and what it may be grown to.
 
-Reads the files themselves, not a model, so weights stay bit for bit what they are. What this
-project does not know how to grow is refused by name.
+Reads the files themselves, not a model, so weights stay bit for bit what they are. A model that
+this project does not know how to grow is refused by name.
 """
 
 from __future__ import annotations

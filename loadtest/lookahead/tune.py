@@ -2,7 +2,7 @@
 
 The rule takes all settings whose hard satisfaction is within an allowance of CDLH's. CDLH has the
 commit that suits it best. It chooses the one with the lowest cost; without any, the one that
-satisfies most. What is picked is shown beside CDLH with the same commit. Cost is target passes and
+satisfies most. The choice is shown beside CDLH with the same commit. Cost is target passes and
 draft steps a token. A step costs the share of a pass that the draft's weights are of the target's.
 Settings are halved by that rule over more and more prompts, so most are dropped early. (Jamieson
 and Talwalkar, arXiv 1502.07943.) Counts are exact, so the same prompts pick the same settings.

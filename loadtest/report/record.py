@@ -77,7 +77,7 @@ def _indented(value: object, indent: str) -> str:
 def _public_word(word: str) -> str:
     """Return a word of the command line as results may show it.
 
-    Of a pair elsewhere that is the label, of one of this repository LABEL=DIR.
+    A pair elsewhere is named by its label, one of this repository by LABEL=DIR.
     """
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     label, is_labelled, directory = value.rpartition("=")

@@ -1,6 +1,6 @@
 """`serve run` of a config file as a user starts it, but private: own Ray, own port, own group.
 
-What is started here is ended here, the whole process group; nothing else on the machine is
+A service started here is ended here, as a whole process group. No other process on the machine is
 touched. The config file is the given one apart from the HTTP port and what `change` does to it.
 """
 

@@ -1,7 +1,7 @@
 """Sessions and routers in simulated time: the router's own planners, acceptance by dice.
 
-A session does what `router.loop` does, without tokens: plan, draft, verify, learn. Whether a draft
-token is accepted is sampled with a probability that may differ by session and over time. When a
+A session does what `router.loop` does, without tokens: plan, draft, verify, learn. The acceptance
+of a draft token is sampled with a probability that may differ by session and over time. When a
 request has all its tokens the next one takes its place, so the load stays the same.
 """
 

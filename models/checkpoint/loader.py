@@ -1,9 +1,9 @@
 """Loads a Hugging Face checkpoint as a model on this device, or refuses it by name.
 
 Loads any causal language model that routes its attention through transformers' AttentionInterface.
-It reads safetensors only, and never runs code from the checkpoint. What cannot be served correctly
-is refused by name first (`models/checkpoint/architecture.py`). Where several ranks share the model,
-each reads and keeps its own part only. The back-end lays the weights out for its machine
+It reads safetensors only, and never runs code from the checkpoint. A model that cannot be served
+correctly is refused by name first (`models/checkpoint/architecture.py`). Where several ranks share
+the model, each reads and keeps its own part only. The back-end lays the weights out for its machine
 (`models/cpu/setup.py`).
 """
 

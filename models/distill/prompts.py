@@ -2,12 +2,12 @@
 
     python -m models.distill.prompts --count 4000 --output build/prompts.jsonl
 
-What an assistant is asked for: stories, letters, explanations, code, sums, advice. The words come
-from the demo's lists. `--corpus` adds word problems (`gsm8k_train_sample.jsonl`) and passages of
-stories (`asp_pb_stories_ccby.jsonl`) to summarise and to ask about. `--answered` writes those
-problems and stories with their own answers. The target did not write these texts, but can be asked
-about them. A line is a JSON object with `messages`, as in a request. The same arguments write the
-same lines.
+They ask for the things that assistants are asked for: stories, letters, explanations, code, sums,
+advice. The words come from the demo's lists. `--corpus` adds word problems
+(`gsm8k_train_sample.jsonl`) and passages of stories (`asp_pb_stories_ccby.jsonl`) to summarise and
+to ask about. `--answered` writes those problems and stories with their own answers. The target did
+not write these texts, but can be asked about them. A line is a JSON object with `messages`, as in a
+request. The same arguments write the same lines.
 """
 
 from __future__ import annotations

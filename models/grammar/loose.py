@@ -2,8 +2,8 @@
 
 Each such schema stands on a line of its own, after `%json`. Where the whole is refused, each is
 loosened as far as it must be alone (`schema/loosen.py`). If together they are still too much, the
-largest become any JSON object, until the grammar is served. What remains refused is the fault of
-what may not be loosened.
+largest become any JSON object, until the grammar is served. A grammar that is still refused has its
+fault in a part that may not be loosened.
 """
 
 from __future__ import annotations

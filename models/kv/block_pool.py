@@ -205,7 +205,8 @@ class BlockTable:
     def adopt(self, first: int, block_ids: list[int]) -> None:
         """Hold these blocks, full of computed KV, from index `first` on; others may hold them too.
 
-        What was there is given back, and there is room for exactly the whole blocks afterwards.
+        The table's own blocks are given back. There is room for exactly the whole blocks
+        afterwards.
         """
         if not 0 <= first <= len(self.block_ids):
             raise ValueError(f"first must be within 0..{len(self.block_ids)}, got {first}")

@@ -61,8 +61,8 @@ class KVBlocks:
     def are_finite(self, block_ids: list[int]) -> bool:
         """Return whether these blocks, all rows of which are written, hold no NaN and no infinity.
 
-        The last layer tells: what is not finite in a row stays in it from layer to layer. Of a
-        model that ranks share, this rank's heads tell, because rows are summed over the ranks.
+        The last layer tells: what is not finite in a row stays in it from layer to layer. If ranks
+        share the model, this rank's heads tell, because rows are summed over the ranks.
         """
         index = to_device(block_ids, self.device)
         last = self._all[self._num_layers - 1]

@@ -9,8 +9,8 @@ rounds the weights. Elsewhere they are torch's `_weight_int8pack_mm`. Its result
 depend on the other rows, so an engine stays batch-invariant. This was tried in float32, bfloat16
 and float16, for 1 to 512 rows. Its time grows with the rows. Packed bfloat16 (`linear.py`) was
 slower on the development machine for up to 4 rows and even at 6 to 8. It was two to four times
-faster for hundreds. That suits a draft, whose passes are long only when it reads a prompt. What
-else was tried there:
+faster for hundreds. That suits a draft, whose passes are long only when it reads a prompt. Other
+ways that were tried there:
 
     torchao 0.18, weight only and dynamic: slower than packed bfloat16 without `torch.compile`
     inputs rounded to 8 bits as well (`_int_mm`, FBGEMM, oneDNN): up to twice as fast as packed

@@ -9,9 +9,9 @@ them becomes a plain module over the local shard. It has an explicit exchange if
     rowwise_split_input      the same of an input that every rank holds whole
     embedding_rowwise        rows of other ranks' words are zero, then the sum over ranks
 
-So `models/layers/linear.py` packs a rank's linear layers like any other's. What the plan names
-otherwise (mixtures of experts, norms) keeps transformers' own hooks. Plans: `base_model_tp_plan` of
-the model's config. Column and row parallel layers: arXiv 1909.08053.
+So `models/layers/linear.py` packs a rank's linear layers like any other's. Layers that the plan
+names otherwise (mixtures of experts, norms) keep transformers' own hooks. Plans:
+`base_model_tp_plan` of the model's config. Column and row parallel layers: arXiv 1909.08053.
 """
 
 from __future__ import annotations

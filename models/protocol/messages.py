@@ -91,7 +91,7 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """Start a session, or renew its terms: it keeps its tokens and their KV. Idempotent. No answer.
 
-    Of a session with another `cache_salt` only the tokens stay.
+    Only the tokens stay if the new terms have another `cache_salt`.
     """
 
     session_id: str

@@ -1,8 +1,8 @@
 """Bounds the work of a reward by its parameters, to decide which processes may compute it.
 
 A reward of an installed package is code: it may do anything to what shares its process. One of this
-package is data, and its code is ours. Of these, a pattern may take any time and a classifier takes
-long. The others look at each character a fixed number of times, which bounds their work.
+package is data, and its code is ours. A pattern may take any time, and a classifier takes long. The
+others look at each character a fixed number of times, which bounds their work.
 """
 
 from __future__ import annotations

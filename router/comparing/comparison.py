@@ -1,8 +1,8 @@
 """Draft models compared on answers that are there: what each would have drafted, counted exactly.
 
 A share of the sessions that end is asked of every draft model, one session at a time. This happens
-after the client has the answer, so it delays no client. What comes out is counted by draft model,
-and believed by the choice among them.
+after the client has the answer, so it delays no client. The results are counted by draft model, and
+the choice among them believes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures the current costs of engines while serving, shared by all sessions of a router.
 
-Passes of the target by rows, steps of each drafter by sessions. What a round takes beyond them is
+Passes of the target by rows, steps of each drafter by sessions. The rest of a round's time is
 measured where rounds are planned (`measured.Overheads`).
 """
 

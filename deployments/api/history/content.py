@@ -1,6 +1,6 @@
 """The content of a turn: strict where somebody writes it, lenient where a client carries it back.
 
-What a user or the instructions say is shown to the model whole, or refused by name. Answers and
+A text of a user or of the instructions is shown to the model whole, or refused by name. Answers and
 results of tools are data. Their text, reasoning and calls are found in the shapes of all the usual
 services. Other content is left out, so that no conversation ends because of it.
 """

@@ -1,6 +1,6 @@
 """Makes a body of POST /v1/responses a job: it is a chat, asked for and answered in other words.
 
-What refuses the chat names its fields; here they get the names that the client wrote.
+A refusal of the chat names the chat's fields. They get the names that the client wrote here.
 """
 
 from __future__ import annotations

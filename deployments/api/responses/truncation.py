@@ -1,9 +1,9 @@
 """`truncation: "auto"`: the oldest turns of a conversation that does not fit are left out.
 
-What stays begins with a user's message, so that no result loses its call, behind the instructions
-in front. The fewest turns go that let prompt and answer fit. A search by halves finds them, because
-a conversation is tokenised for each try. An answer of more tokens than the window has is cut to
-what the conversation leaves.
+The kept part begins with a user's message, so that no result loses its call. The instructions stay
+in front of it. The fewest turns go that let prompt and answer fit. A search by halves finds them,
+because a conversation is tokenised for each try. An answer of more tokens than the window has is
+cut to what the conversation leaves.
 """
 
 from __future__ import annotations

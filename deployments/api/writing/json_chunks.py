@@ -1,7 +1,7 @@
 """JSON in chunks: lists that are encoded as they grow, and their place in a body.
 
 A body with long lists is never one value and never one string. Its lists are encoded item by item;
-chunks of them may be part of several places. What is around them is written with `null` in their
+chunks of them may be part of several places. The rest around them is written with `null` in their
 places.
 """
 

@@ -4,8 +4,8 @@ A response pulls an async generator of chunks. Nothing is sent before the first 
 failure up to then is raised, and answered with its proper status. A proxy cuts a connection on
 which nothing comes for a while, most of them after a minute. So the response begins without its
 first chunk if nothing was sent for `Silence.limit_s`. Each such silence is then broken by a sign
-that clients skip. It is a comment among events, and a line break before a JSON body. What fails
-later is told in the body.
+that clients skip. It is a comment among events, and a line break before a JSON body. A later
+failure is told in the body.
 
 The response may end by the last chunk, a client that leaves or stops reading, or cancellation by
 the server. The generator is always closed before the response returns. So its resources are freed

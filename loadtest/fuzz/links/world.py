@@ -1,8 +1,8 @@
 """Engines and a constraint replica behind their real sockets, in this process.
 
-What a deployment does through Ray is a call here: a lease, and its end. Sockets, keys, frames and
-the engine loops are those that serve. So are the replica with its child processes and the engines'
-own way to masks.
+A deployment's work through Ray is a call here: a lease, and its end. Sockets, keys, frames and the
+engine loops are those that serve. So are the replica with its child processes and the engines' own
+way to masks.
 """
 
 from __future__ import annotations

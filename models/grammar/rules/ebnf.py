@@ -5,8 +5,8 @@ r"""Reads EBNF, as llama.cpp (GBNF) and XGrammar write it, into rules.
 
 A rule goes on until the next name with `::=`. Repeats are `*`, `+`, `?`, `{2}`, `{2,}`, `{2,5}`.
 Texts are "..." or '...', sets [a-z] or [^a-z], and `.` is any character at all. Escapes are `\n \t
-\r \f \b \0 \\ \" \' \/ \[ \] \- \^ \xHH \uHHHH \UHHHHHHHH`. What else these dialects have (tokens
-by number or name, look-ahead, macros) is refused by name and place. Standard library only.
+\r \f \b \0 \\ \" \' \/ \[ \] \- \^ \xHH \uHHHH \UHHHHHHHH`. Other parts of these dialects (tokens
+by number or name, look-ahead, macros) are refused by name and place. Standard library only.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ rewritten like one that stands alone. Parts that the compiler would ignore are r
 that would let a grammar leave the rules of a session (token numbers, options, limits on tokens).
 
 Terminals (upper case), strings and regular expressions are read longest first, as by the compiler's
-lexer. So `/[a-z]+/ "x"` never comes to its end. What is generated always obeys the grammar.
-Sources: Lark's reference of its grammar notation; llguidance docs/syntax.md.
+lexer. So `/[a-z]+/ "x"` never comes to its end. Generated text always obeys the grammar. Sources:
+Lark's reference of its grammar notation; llguidance docs/syntax.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes keywords that the compiler does not know as some that it does, which mean the same.
 
-What cannot be written so stays as it is, and the compiler refuses it by name. The examples are of
-objects that declare `a` and `b`:
+A keyword that cannot be written so stays as it is, and the compiler refuses it by name. The
+examples are of objects that declare `a` and `b`:
 
 | keyword | written as |
 |---|---|
