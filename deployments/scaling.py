@@ -7,7 +7,7 @@ counts.
 
 Scaling up goes by the mean over `look_back_period_s`. Scaling down goes by the peak. It goes only
 as far as the replicas that stay keep `spare` of every limit free. If one replica less could not
-hold the load, that replica stays. Between these two lies a gap, so a constant load never makes the
+hold the load, that replica stays. A gap lies between these two, so a constant load never makes the
 number go to and fro. A replica that has not reported (fresh, or silent) counts as empty upwards and
 as full downwards.
 
@@ -65,9 +65,10 @@ def decide(needs: Iterable[Need], num_now: int, spare: float) -> int:
 class _Policy:
     """Serve makes one of these when it deploys and calls it ten times a second.
 
-    `policy_kwargs` may give any of the `defaults`. With a wrong limit the number of replicas stays
-    as it is and Serve's controller logs the reason. An exception would keep it from deploying, and
-    it would try again for ever. `complaint` is for those who check a config beforehand.
+    `policy_kwargs` may give any of the `defaults`. If a limit is wrong, the number of replicas
+    stays as it is and Serve's controller logs the reason. An exception would keep it from
+    deploying, and it would try again for ever. `complaint` is for those who check a config
+    beforehand.
 
     Args:
         policy_kwargs: a limit by its name; what one replica should carry.

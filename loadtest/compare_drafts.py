@@ -4,11 +4,11 @@
     python -m loadtest.compare_drafts --url http://127.0.0.1:8000 --model NAME --drafts small tiny
 
 Each answer is drafted by one of them, drawn, at a fixed k. The service then reports the tokens that
-every draft model would have drafted along it (`speculation.compare`). Under shared noise that is
-counted and not estimated, so each answer compares all of them: differences are paired. The estimate
-of the split alone, from the answers that each really drafted, is shown beside it. The report says
-if the two agree. Without a url it serves `configs/demo.yaml` with its draft model and a copy of it.
-The copy has noise in its weights, so it is known to be worse.
+every draft model would have drafted along it (`speculation.compare`). That is counted and not
+estimated under shared noise. So each answer compares all of them: differences are paired. The
+estimate of the split alone, from the answers that each really drafted, is shown beside it. The
+report says if the two agree. If no url is given, it serves `configs/demo.yaml` with its draft model
+and a copy of it. The copy has noise in its weights, so it is known to be worse.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python -m loadtest.kinds --output loadtest/results/smollm2-kinds.json
     python -m loadtest.kinds --heads models/demo/smollm2 --output results/smollm2-heads.json
 
-The ways are plain, suffix decoding at k = 5, and adaptive. With `--heads` they are plain, suffix
-decoding, heads on the target, and both, which adaptive requests get then.
+The ways are plain, suffix decoding at k = 5, and adaptive. If `--heads` is given, they are plain,
+suffix decoding, heads on the target, and both, which adaptive requests get then.
 
 Serves `configs/smollm2.yaml` and asks every prompt of `kinds.json` (our own words) greedily in each
 way. The ways take turns within the prompt, so that a machine that slows down slows all ways alike.

@@ -5,7 +5,7 @@
 
 Users chat, ask for JSON records, share a long prompt, go away in the middle, and send bad requests.
 `--shape ramp|spike` varies their number, `--trace FILE` replays arrivals (CSV, columns at_s,kind)
-whatever the answers take. Beside the times of requests, locust's table has the time to the first
+whatever the answers take. The table of locust has the times of requests, the time to the first
 token, inter-token latency, tokens/s and acceptance. A second table has k and the drafters (the
 draft model, copies of known text, the grammar). It says why if the draft model drafted little.
 Wrong answers are failures: JSON that does not parse or obey its schema, or another text for the

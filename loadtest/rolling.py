@@ -5,10 +5,10 @@
 Starts a private cluster of nodes in name only (`loadtest.service.cluster`). It has a draft node and
 a target node more than configs/prod.yaml asks for. It deploys that config and notes the answers of
 8 free and 8 constrained streams undisturbed. Then it deploys changes while the streams run: other
-limits, wrong limits, the first limits again, a second draft. At last come a changed key of the
-router and of the target. Both replace every process, which is Serve's rule for `args`. Every
-request must complete with the same text and valid JSON. Each change must have taken effect, and
-nothing may be held afterwards. Ends with status 1 when anything failed.
+limits, wrong limits, the first limits again, a second draft. A changed key of the router and one of
+the target come last. Both replace every process, which is Serve's rule for `args`. Every request
+must complete with the same text and valid JSON. Each change must have taken effect, and nothing may
+be held afterwards. Ends with status 1 when anything failed.
 """
 
 from __future__ import annotations

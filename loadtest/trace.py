@@ -5,8 +5,8 @@ its plan and reason, the drafters, the accepted tokens, its text, and its times.
 
     $ python -m loadtest.trace "Write a short story about a dog and a ball." --temperature 0
 
-With `--tests` it prints each draft token as the target tested it. The line has p, q, their ratio,
-the draw and the verdict. It also prints how many tokens a grammar allowed there.
+`--tests` prints each draft token as the target tested it. The line has p, q, their ratio, the draw
+and the verdict. It also prints how many tokens a grammar allowed there.
 
     $ python -m loadtest.trace --tests --verification rejection --k 4
 """

@@ -1,9 +1,9 @@
 """Copies between the host and the device of a model: the only place where a pass may make one.
 
-On a GPU the host runs ahead of the device and must not wait for it within a pass. A copy from
-ordinary memory waits, and so does everything that looks at a value. So uploads go through pinned
-memory without waiting (torch keeps the buffer until the copy is done). A pass ends with one
-download, `fetch`, which waits for all of it. On a CPU both are plain conversions.
+The host runs ahead of a GPU and must not wait for it within a pass. A copy from ordinary memory
+waits, and so does everything that looks at a value. So uploads go through pinned memory without
+waiting (torch keeps the buffer until the copy is done). A pass ends with one download, `fetch`,
+which waits for all of it. Both are plain conversions on a CPU.
 """
 
 from __future__ import annotations

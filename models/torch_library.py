@@ -1,12 +1,12 @@
 """Kernels as operations of torch, `torch.ops.outrider.NAME`.
 
 So torch knows their writes and results. Dispatch modes count them, tensors without values (meta,
-fake) pass through them, and Dynamo takes them into its graph. On a device without values they give
-a tensor of the right shape.
+fake) pass through them, and Dynamo takes them into its graph. They give a tensor of the right shape
+on a device without values.
 
 Triton comes with torch's builds for GPUs. Where it is missing, or the device is a CPU, the callers
-have the same in torch's own operations. With TRITON_INTERPRET=1 kernels run on CPUs, slowly: that
-is how tests run them.
+have the same in torch's own operations. TRITON_INTERPRET=1 runs kernels on CPUs, slowly: that is
+how tests run them.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ class Verifier(Protocol):
     ) -> AsyncGenerator[Verdict, None]:
         """Verify `draft` after the committed tokens, then up to `run_on` plain steps.
 
-        The draft's tokens were sampled from `draft_probs`, if the rule needs them. Without them
-        each token counts as chosen for certain, which is right for prompt lookup.
+        The draft's tokens were sampled from `draft_probs`, if the rule needs them. If there are
+        none, each token counts as chosen for certain, which is right for prompt lookup.
 
         Yields the verdict on the draft (part 0), then one verdict for each plain step. The caller
         commits the tokens of a verdict before it asks for the next, and may stop early. The plain

@@ -40,7 +40,7 @@ class TimeSplit:
 class DraftReplay:
     """A draft model's choice for each token of an answer, given all tokens before it.
 
-    Under shared noise it decides the draft in any round of any length. So the effect on rounds is
+    It decides the draft in any round of any length under shared noise. So the effect on rounds is
     counted and not estimated.
 
     Attributes:

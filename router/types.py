@@ -122,9 +122,9 @@ class GenerationRequest:
 
     `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
     too. None of these is part of the text unless `includes_stop`. Requests share cached prefixes
-    only with those of the same `cache_salt`. With `choices` the text is one of them, drawn by the
-    target's probability of each whole choice (`models.protocol.choosing`). There is no grammar
-    then. With `max_tokens` 0 there is no text, only what the target says of the prompt.
+    only with those of the same `cache_salt`. If `choices` are given, the text is one of them. It is
+    drawn by the target's probability of each whole choice (`models.protocol.choosing`). There is no
+    grammar then. If `max_tokens` is 0, there is no text, only what the target says of the prompt.
     """
 
     request_id: str

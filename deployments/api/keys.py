@@ -4,7 +4,7 @@ A key file has one line `name digest` per client. The name is for logs and metri
 the SHA-256 of the key in hex, so the file gives no key away. A plain hash is enough because keys
 are 256 random bits. The file is read again when it changes (as a mounted Kubernetes secret does),
 and its new content counts. A key that is no longer in it is refused, and a malformed line is
-skipped and counted. Without any key every request is refused. Only a file that cannot be read at
+skipped and counted. Every request is refused if there is no key. Only a file that cannot be read at
 all leaves the keys as they were. Keys never reach a log or an answer.
 """
 

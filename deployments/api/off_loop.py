@@ -1,7 +1,7 @@
 """Computing for long bodies, in a thread of its own, so that streams flow on meanwhile.
 
 It has one thread, so that such bodies queue among themselves. Code that keeps Python's lock (a
-decoder of JSON, pydantic) stops the event loop for as long. With two such threads the loop might
+decoder of JSON, pydantic) stops the event loop for as long. If two such threads ran, the loop might
 have to let the other go first. Shorter bodies go first, so that the longest ones delay each other
 and no others.
 """

@@ -1,8 +1,8 @@
 """One log line per request: how it ended and what it took, whatever became of it.
 
 A line has the request's id (`x-request-id`, given or made) and the ids of its sessions, which the
-engines know. It has the name of the client's API key. It has no text of the client. For a client's
-error it has code, field and status, but not the message, which may quote the request.
+engines know. It has the name of the client's API key. It has no text of the client. A client's
+error has code, field and status, but not the message, which may quote the request.
 """
 
 from __future__ import annotations

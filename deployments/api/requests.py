@@ -77,7 +77,7 @@ def prepare_turn(
 ) -> tuple[GenerationRequest, AskedTurn]:
     """Tokenise a conversation, and say what the turn after it may be.
 
-    With `tool_choice` none the model does not see the tools.
+    If `tool_choice` is none, the model does not see the tools.
 
     Raises:
         InvalidRequest: see `_prepare`; or the chat template refuses the messages.

@@ -1,6 +1,6 @@
 """`python -m deployments.config --check FILE`: explains a Serve config of ours, and checks it.
 
-In place of a file it takes vLLM's words, and writes the file that they mean:
+It also takes vLLM's words in place of a file, and writes the file that they mean:
 
     python -m deployments.config --model MODEL --speculative-config JSON --output mine.yaml
 

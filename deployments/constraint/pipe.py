@@ -233,8 +233,7 @@ class Lane:
         self._num_begun = 0
 
     def begin(self, number: int) -> None:
-        """Note that the thread begins a request. To be called on that thread: it reads its CPU
-        time."""
+        """Note that the thread begins a request. Call it on that thread: it reads its CPU time."""
         self._num_begun += 1
         words = (self._num_begun, number + 1, time.thread_time_ns())
         self._WORDS.pack_into(self._page, self._start, *words)

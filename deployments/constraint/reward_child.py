@@ -12,8 +12,8 @@ process computes a question, and beside which others (`models.rewards.reach`):
   ends without an answer each of its questions is asked again by itself, with all its limits.
 
 So a reward that is slow, crashes, or takes memory ends its own question. It costs a neighbour that
-shared its fork a moment. Up to `_MAX_AT_ONCE` forks run side by side. A reward that was too costly
-is refused at once for some time.
+shared its fork a moment. No more than `_MAX_AT_ONCE` forks run side by side. A reward that was too
+costly is refused at once for some time.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class Rank:
     def meet(self, on_one_node: bool) -> str:
         """Return a new place where ranks can meet, for `load`. Leader only.
 
-        On one node that is a file in a folder of its own, so that nothing is reachable from
+        If all are on one node, it is a file in a folder of its own. So nothing is reachable from
         outside. Otherwise it is an address of this node.
         """
         if on_one_node:

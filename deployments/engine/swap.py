@@ -5,8 +5,8 @@
     promoted    the new one serves sessions that begin; the old one those it has, then it is freed
     dropped     the new one said less of these texts, or could not be had; the old one serves
 
-A session has one model from its lease to its end, so nothing changes under a stream. Under shared
-noise no text depends on the draft. The kind of a model, and the way to load it, are handed in.
+A session has one model from its lease to its end, so nothing changes under a stream. No text
+depends on the draft under shared noise. The kind of a model, and the way to load it, are handed in.
 """
 
 from __future__ import annotations

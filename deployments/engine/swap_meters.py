@@ -46,7 +46,7 @@ class SwapMeters:
         self.publish(self._state)
 
     def publish(self, state: SwapState) -> None:
-        """Take in a swap's state. To be called every second or so."""
+        """Take in a swap's state. Call it every second or so."""
         if state is not self._state:
             self._state = state
             self._table.begin_anew()

@@ -4,13 +4,13 @@ Requests are served first come, first served. A request without room is refused 
 `Overloaded`. So a client or a load balancer can try elsewhere.
 
 A queue that is too slow counts as full too. A request that would most likely wait in vain is
-refused before the wait and not after it. By Little's law a place becomes free every (mean length of
-a session) / `max_sessions`. So the wait of a newcomer is known well enough. For example, sessions
-take 10 s and 2 run at once, so one ends every 5 s. A newcomer to a queue of 3 expects 20 s. It is
-refused when that is more than half the longest wait. It is half, because lengths vary, and an
-admitted request should rarely time out in the queue after all. Until a session has ended nothing is
-known, and only the queue's length counts. The first in the queue is always admitted, or an unlucky
-mean would keep a free place empty.
+refused before the wait and not after it. A place becomes free every (mean length of a session) /
+`max_sessions`, by Little's law. So the wait of a newcomer is known well enough. For example,
+sessions take 10 s and 2 run at once, so one ends every 5 s. A newcomer to a queue of 3 expects 20
+s. It is refused when that is more than half the longest wait. It is half, because lengths vary, and
+an admitted request should rarely time out in the queue after all. Nothing is known until a session
+has ended, and only the queue's length counts. The first in the queue is always admitted, or an
+unlucky mean would keep a free place empty.
 
 When most requests are refused, a refusal must cost little: `refuse_when_full` is asked before
 anything is done for a request.

@@ -3,8 +3,8 @@
 There is one `LinkClient` per process. It has one CURVE key and one DEALER socket per endpoint. All
 sessions there share them, and replies are demultiplexed by session id. Channels are bounded. The
 oldest reply of a session that does not read is dropped, as a lossy link would. Replies for sessions
-that are not open here are dropped. A stopped process answers neither heartbeats nor handshakes.
-After `silence_timeout_s` its connection is closed and its sessions' channels are marked lost. The
+that are not open here are dropped. A stopped process answers neither heartbeats nor handshakes. Its
+connection is closed after `silence_timeout_s`, and its sessions' channels are marked lost. The
 plain-thread form, for engines that ask for masks, is `masks`.
 """
 

@@ -5,7 +5,7 @@ of one is a step the other must wait for anyway. Engines that come first go firs
 comes before the target, all drafts are ready before the target's pass. One pass then verifies them
 all.
 
-Between steps the event loop gets turns until every session has come back with its next message. It
+The event loop gets turns between steps until every session has come back with its next message. It
 stops waiting when no message has come for a while. That is what `models.scheduler.batch_window`
 does with a clock; here nothing is on its way, so a few turns are enough.
 """

@@ -1,7 +1,7 @@
 """An event loop in a thread of its own, for callers that have none or are inside another one.
 
-Scripts have no running loop, and notebooks have one that must not be blocked from within. With a
-loop of ours beside them both call plain functions, from any thread.
+Scripts have no running loop, and notebooks have one that must not be blocked from within. A loop of
+ours beside them lets both call plain functions, from any thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Engines and grammars in this process, for the same ports as everywhere: no Ray, no sockets.
 
-For tests, notebooks and the offline benchmark. Each engine is driven by one worker thread with the
-loop that leaders run (`engine.loop`). The grammar host has a thread of its own. Sessions live in
-the event loop that leased them. `fail` plays the death of a pool's process.
+It serves tests, notebooks and the offline benchmark. Each engine is driven by one worker thread
+with the loop that leaders run (`engine.loop`). The grammar host has a thread of its own. Sessions
+live in the event loop that leased them. `fail` plays the death of a pool's process.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class LocalConstraintPool:
 
     `host` is the same host with a lock around it: give `LocalMaskSource(pool.host)` to the engines.
     Rewards are a stranger's code: they have a process of their own here too, from the first
-    question on. Without `rewards` those are refused.
+    question on. They are refused if `rewards` is not given.
     """
 
     def __init__(

@@ -2,10 +2,10 @@
 
 Serve waits without limit for the replica it has chosen to accept or refuse a request. A replica
 whose process is stopped does neither, and it goes on being chosen. Serve keeps the last queue
-length that it knows. As the replica's sessions are lost one by one it looks emptier than all
-others. Here a choice that has not answered within `ANSWER_LIMIT_S` counts as unavailable. Serve
-then forgets its queue length, so it is no choice until it answers a probe. Serve chooses again for
-the same request, which keeps its place in the queue.
+length that it knows. The replica looks emptier than all others as its sessions are lost one by one.
+Here a choice that has not answered within `ANSWER_LIMIT_S` counts as unavailable. Serve then
+forgets its queue length, so it is no choice until it answers a probe. Serve chooses again for the
+same request, which keeps its place in the queue.
 
 Ray calls this in the process that holds the handle, in one event loop. The interface is
 Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.

@@ -42,7 +42,7 @@ class _Fields(logging.Filter):
 
 
 def join_serve() -> None:
-    """Make our packages' log lines lines of Serve. To be called in a Serve replica. Idempotent."""
+    """Make our packages' log lines lines of Serve. Call it in a Serve replica. Idempotent."""
     for name in PACKAGES:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _ToServe) for handler in logger.handlers):
@@ -61,7 +61,7 @@ def is_json() -> bool:
 
 
 def configure_rank(*, as_json: bool, **fields: object) -> None:
-    """Write log lines to stderr. To be called once, in a process that is no replica.
+    """Write log lines to stderr. Call it once, in a process that is no replica.
 
     Args:
         as_json: a JSON object per line; else text.

@@ -16,7 +16,7 @@ from ray._common.formatters import JSONFormatter
 
 
 def json_formatter() -> logging.Formatter:
-    """Serve's form of JSON log lines. In public it is only to be had for Serve's own loggers."""
+    """Serve's form of JSON log lines. The public API has it for Serve's own loggers only."""
     formatter: logging.Formatter = JSONFormatter()
     return formatter
 
@@ -24,7 +24,7 @@ def json_formatter() -> logging.Formatter:
 def writes_json(handler: logging.Handler) -> bool:
     """Return whether a handler of Serve's writes JSON lines.
 
-    In public only the given config says so.
+    The public API has only the given config for that.
     """
     return isinstance(handler.formatter, JSONFormatter)
 
@@ -32,7 +32,7 @@ def writes_json(handler: logging.Handler) -> bool:
 def power_of_two_choices() -> Any:
     """Return the request router that Serve uses by default, a class.
 
-    In public there is only its base, `ray.serve.request_router.RequestRouter`, which chooses
+    The public API has only its base, `ray.serve.request_router.RequestRouter`, which chooses
     nothing.
     """
     from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
@@ -65,8 +65,8 @@ def root_url(app_name: str) -> str:
 def driver_of_this_job() -> int | None:
     """Return the process that started the job of this task or actor.
 
-    None means that it is this process, or one of another machine. In public only the dashboard
-    lists jobs, which may be missing.
+    None means that it is this process, or one of another machine. The public API lists jobs by the
+    dashboard only, which may be missing.
     """
     import os
 

@@ -70,8 +70,8 @@ def analyse(
     """Estimates from `accepted[k][prompt]`, the accepted tokens of each round of that prompt.
 
     Every k has the same prompts in the same order, and at least one round of each. A round had
-    exactly k draft tokens, or as many as `drafted` has in that place. At the end of a text fewer
-    are drafted, and positions behind a draft were not at risk.
+    exactly k draft tokens, or as many as `drafted` has in that place. Fewer are drafted at the end
+    of a text, and positions behind a draft were not at risk.
 
     Raises:
         ValueError: there are no rounds, other prompts for another k, or more accepted than k.

@@ -4,11 +4,10 @@
 
 Each pair has three parts. Pass times and the engine loop run in one process
 (`loadtest.bench.engine`). The same loop runs with draft and target in processes of their own.
-`serve run` answers over HTTP. With `--draft-quantization int8` it compares the pair's draft with
-8-bit weights to the same draft without (`loadtest.bench.quantized`). Prints tables and the
-project's claims with their goals. Writes JSON after every part, and a plot next to it. Compared
-lines run by turns, with the same threads. Ratios count, because absolute figures depend on the
-machine.
+`serve run` answers over HTTP. `--draft-quantization int8` compares the pair's draft with 8-bit
+weights to the same draft without (`loadtest.bench.quantized`). Prints tables and the project's
+claims with their goals. Writes JSON after every part, and a plot next to it. Compared lines run by
+turns, with the same threads. Ratios count, because absolute figures depend on the machine.
 """
 
 from __future__ import annotations

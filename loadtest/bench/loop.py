@@ -80,9 +80,9 @@ class Span:
 def rate_at_full_places(spans: Sequence[Span], batch: int) -> float:
     """Tokens/s while every one of `batch` places had a request.
 
-    After the last request has begun a run only waits for its slowest. With fewer requests this is
-    more of its time; a busy server never has such a wait. A request's tokens are taken to come
-    evenly.
+    A run only waits for its slowest request once the last one has begun. That is a larger part of a
+    run with fewer requests. A busy server never has such a wait. A request's tokens are taken to
+    come evenly.
     """
     began_s = min(span.began_s for span in spans)
     until_s = sorted(span.ended_s for span in spans)[max(0, len(spans) - batch)]

@@ -1,6 +1,6 @@
 """Lets a load go before the service that it shares cores with.
 
-On a machine whose cores are all busy a sleeping process wakes up to a second late. That would be
+A sleeping process wakes up to a second late on a machine whose cores are all busy. That would be
 measured as the service's delay. A load belongs on a machine of its own; this is the next best
 thing.
 """

@@ -3,7 +3,7 @@
 python -m loadtest.gpu_day --output gpu-day
 
 Each part runs in a process of its own with a limit. So a part that fails, hangs or brings the
-device down leaves the others alone. On a CPU the same parts run against stand-ins.
+device down leaves the others alone. The same parts run against stand-ins on a CPU.
 """
 
 from __future__ import annotations

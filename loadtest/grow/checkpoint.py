@@ -6,7 +6,7 @@ sqrt(old / new), their epsilon by old / new. New layers, FFN columns and query h
 `o_proj` and `down_proj`. So they add exactly zero to the residual stream. Key heads are repeated
 where the new grouping of query heads asks for it. Head size, vocabulary and positions stay.
 
-In exact arithmetic the function is the same. In bfloat16 it still is if new / old hidden size is a
+The function is the same in exact arithmetic. It still is in bfloat16 if new / old hidden size is a
 power of four. Then norms are scaled by a power of two. Otherwise they are rounded. Matrix products
 of other shapes may add in another order, so the last bit of a logit may differ.
 

@@ -7,8 +7,8 @@ Four free and four constrained streams run without end. Each is checked against 
 other load. Stretches come by turns: a quiet one, one for each kind of attack, and one with all of
 them. Other clients send five bodies of 1 MB at once. They send a prompt of 32k tokens with logprobs
 for eight choices. They send a hundred small schemas that are slow to compile, ten at once. They
-send each once. With `--relentless` they send it again as soon as it is answered, which is an
-overload as well. The figure is the longest gap between two pieces of any stream. Its median over
+send each once. If `--relentless` is given, they send it again as soon as it is answered, which is
+an overload as well. The figure is the longest gap between two pieces of any stream. Its median over
 the stretches with all attacks is compared with its median over the quiet ones. (Logprobs of a
 prompt that fits have a stretch of their own and no claim, because prompts may slow streams.)
 

@@ -7,8 +7,8 @@
     python -m loadtest.lookahead tune --pair models/demo --task numeric --prompts 50
     python -m loadtest.lookahead report --output DIR
 
-Each experiment writes DIR/EXPERIMENT-TASK.json. After each the page and the picture of all present
-results, DIR/report.md and DIR/lookahead.png, are written again. Counts are exact and the same in
+Each experiment writes DIR/EXPERIMENT-TASK.json. The page and the picture of all present results,
+DIR/report.md and DIR/lookahead.png, are written again after each. Counts are exact and the same in
 every run; speed is measured by turns. Claims are those of the method's paper (2412.10418) for
 speed, and what must hold for satisfaction.
 """

@@ -3,8 +3,8 @@
     python -m loadtest.overload --output loadtest/results/overload.json
 
 Starts `serve run` of a config (`--config`, the demo's by default) privately and with the pods'
-environment. With `--url` it uses one that runs. Arrivals are a seeded Poisson process of chats,
-JSON records and questions after a shared prompt. They do not wait for answers. Rates rise by
+environment. If `--url` is given, it uses one that runs. Arrivals are a seeded Poisson process of
+chats, JSON records and questions after a shared prompt. They do not wait for answers. Rates rise by
 `--step` until fewer than 95% of arrivals become good answers: whole, right, first text within
 `--first-text-limit`. The last rate before that is what the service sustains. Then come `--factors`
 times that. Fails unless goodput (good answers per second) at the greatest factor is within 10% of

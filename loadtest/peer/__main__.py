@@ -8,7 +8,7 @@ Both read the same weights in bfloat16. Ours reads the checkpoint's folder, and 
 target.gguf (and draft.gguf) in `--gguf-folder`, which are made if they are missing. Prompts go out
 as token ids and are answered greedily. Part `engine` compares times inside (ours without links and
 HTTP, llama-server by its own timings). Part `http` compares both over HTTP by the client's clock.
-Without the binary ours is measured alone, and the file says so.
+Ours is measured alone if the binary is not there, and the file says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ours, asked like the other server: engines and loop in this process, or a service over HTTP.
 
-In the process there is no link and no HTTP. The other server's own timings do not contain them
-either. Prefix caching is off: every way reads its prompts.
+The process has no link and no HTTP. The other server's own timings do not contain them either.
+Prefix caching is off: every way reads its prompts.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m loadtest.scenarios --quick
     python -m loadtest.scenarios --scenario 'demo-*' --output results/scenarios.json
 
-For each scenario all lines run by turns. They are plain decoding, every fixed k, adaptive k with a
-warm planner, and k pinned inside the planner's machinery. The command prints one table and the
-claims with their goals. It writes JSON after every scenario, and a picture next to it.
+All lines of a scenario run by turns. They are plain decoding, every fixed k, adaptive k with a warm
+planner, and k pinned inside the planner's machinery. The command prints one table and the claims
+with their goals. It writes JSON after every scenario, and a picture next to it.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class GaugeWatch:
     def sample(self, at_s: float, *, asks_replicas: bool = True) -> dict[str, float]:
         """Read all of them once; what could not be read is a complaint.
 
-        Asking replicas goes through Ray and takes a second or two of a busy service. Without it
-        their counters stay as they were.
+        Asking replicas goes through Ray and takes a second or two of a busy service. Their counters
+        stay as they were if they are not asked.
         """
         sources = [("GET /metrics", self._scrape)]
         if asks_replicas:

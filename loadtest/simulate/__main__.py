@@ -3,7 +3,7 @@
     python -m loadtest.simulate --output loadtest/results/simulate.json
     python -m loadtest.simulate --only cpu-demo --seconds 60
 
-There is no clock and no model. For each scenario it gives tokens per second for several policies.
+There is no clock and no model. It gives tokens per second for several policies in each scenario.
 They are k = 0, every fixed k, and sessions that each decide for themselves. The last line is the
 router's planner, which decides for all together. It also gives the planner's share of the best
 fixed k (0 included). The planner, its statistics and the forming of batches are the code that

@@ -1,6 +1,6 @@
 """A target and its drafts in one process, under the router's real loop, for any way to draft.
 
-Between loop and engines there is no thread, no socket and no HTTP (`deployments.local.inline`). So
+There is no thread, no socket and no HTTP between loop and engines (`deployments.local.inline`). So
 it shows the limit of a pair, before the cost of serving. Grammars are compiled and checked in a
 thread. The planner's knowledge of a way is kept from run to run, as in a long-running service.
 """
@@ -40,7 +40,7 @@ _HIGHEST_ADAPTIVE_K = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request. Without `eos_ids` the answer has exactly `max_tokens` tokens.
+    """One request. If `eos_ids` is empty, the answer has exactly `max_tokens` tokens.
 
     Requests of one run share cached prefixes, where these are kept, if `group` is the same.
     """

@@ -108,8 +108,8 @@ class Settings:
 def model_label(text: str) -> tuple[str, Path | None]:
     """[LABEL=]DIR as label and folder; `ngram` is prompt lookup and has no folder.
 
-    DIR may be the name of a model that `python -m models.fetch` has fetched. Without a label it is
-    the folder's name, after its parent's where it is `target` or `draft`.
+    DIR may be the name of a model that `python -m models.fetch` has fetched. If no label is given,
+    it is the folder's name, after its parent's if it is `target` or `draft`.
 
     Raises:
         ValueError: the folder has no config.json, or the label a slash.

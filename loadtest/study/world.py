@@ -79,7 +79,7 @@ class World:
     ) -> list[Ask]:
         """Return the requests of a task, or of all tasks by turns, each with a seed of its own.
 
-        With `is_exact` no eos ends an answer.
+        If `is_exact` is set, no eos ends an answer.
         """
         settings = self.settings
         places = [i for i, prompt in enumerate(self.prompts) if task in (None, prompt.task)]

@@ -101,7 +101,7 @@ class ModelForward(Protocol):
         ...
 
     def keep_hidden(self, layers: Sequence[int] = ()) -> None:
-        """Have `hidden` from the next pass on. To be called before the first pass.
+        """Have `hidden` from the next pass on. Call it before the first pass.
 
         Args:
             layers: whose inputs are to be kept, in place of what the last layer gives.

@@ -5,9 +5,9 @@ blocks of a pass are copied together, padded to one number of chunks per session
 over all sessions at once. Windows, soft-capped scores, sinks and scales are the layer's
 `AttentionFeatures`.
 
-On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values is
-taken chunk by chunk. With one product over all keys the library would split the sum by their
-number, which others determine. The number of rows in a tile does not matter from a few rows on
+A row's result on a CPU is the same bits whatever else is in the pass. The weighted sum of values is
+taken chunk by chunk. The library would split the sum of one product over all keys by their number,
+which others determine. The number of rows in a tile does not matter from a few rows on
 (`gather_plan` has the number). This was so on every CPU tried. If the start-up test finds
 otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one repeated. A sink takes a
 chunk of its own before the keys, so that they stay where the softmax has them.

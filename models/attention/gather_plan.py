@@ -1,6 +1,6 @@
 """Index tensors of one ragged pass: which keys each tile of query rows reads, and which it sees.
 
-For attention by torch's own operations; compiled kernels have plans of their own (`cpu/batch.py`,
+They serve attention by torch's own operations. Compiled kernels have their own (`cpu/batch.py`,
 `gpu/indices.py`). All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a pass
 into tensors once; `gather_pass` uses them in every layer. Each distinct window of the model's
 layers has its own masks, made here. A window that hides nothing from a tile shares the causal mask.

@@ -4,7 +4,7 @@ Such a folder's linear layers hold float8_e4m3 numbers and one scale for each ou
 `weight_scale` beside `weight`. Its config says so in the words of compressed-tensors. The inputs'
 scales are found row by row when they come (`models/gpu/fp8.py`). The numbers are read like any
 others, because every one of float8 is one of bfloat16 and float16 as well. Then they are given
-their scales here. On a GPU layers keep the scales apart, so that products are of the published
+their scales here. Layers keep the scales apart on a GPU, so that products are of the published
 numbers. Elsewhere no product takes float8, so they are multiplied. Anything else that is quantised
 is refused by name.
 """

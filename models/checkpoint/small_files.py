@@ -1,4 +1,4 @@
-"""Checks the small files of a checkpoint for all that a service later reads of them. Without torch.
+"""Checks a checkpoint's small files for all that a service later reads of them, without torch.
 
 `python -m deployments.config --check`, the application and `LLM` ask here before any weight is
 loaded. Routers and engines read the same files by the same functions, so their errors agree.

@@ -1,6 +1,6 @@
 """Reads what a checkpoint's safetensors files hold, by their headers: no weight is read.
 
-Without torch: safetensors gives shapes through numpy. Which files count is the rule of
+Imports no torch: safetensors gives shapes through numpy. Which files count is the rule of
 transformers, which loads them: model.safetensors, else those that the index names.
 """
 

@@ -83,7 +83,7 @@ class FusedDecoder:
         return self._program.inputs
 
     def use(self, storage: LaneStorage) -> None:
-        """Keep keys and values in `storage`. To be called once, before the first pass."""
+        """Keep keys and values in `storage`. Call it once, before the first pass."""
         program = self._program
         program.use(storage, self.tables, [program.embed(HIDDEN)])
 

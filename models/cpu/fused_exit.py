@@ -23,7 +23,7 @@ class FusedExit:
         self._decoder = decoder.first_layers(num_layers)
 
     def use(self, storage: LaneStorage) -> None:
-        """Keep keys and values in `storage`. To be called once, before the first pass."""
+        """Keep keys and values in `storage`. Call it once, before the first pass."""
         self._decoder.use(storage)
 
     def take(self, states: Tensor) -> None:

@@ -64,7 +64,7 @@ class FusedMtp:
         self._states = of_states
 
     def use(self, storage: LaneStorage) -> None:
-        """Keep keys and values in `storage`. To be called once, before the first pass."""
+        """Keep keys and values in `storage`. Call it once, before the first pass."""
         program, table = self._program, self._program.table
         embedded = MIXED  # not in use yet, and wide enough
         begin = [

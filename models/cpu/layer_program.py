@@ -111,7 +111,7 @@ class LayerProgram:
     def use(
         self, storage: LaneStorage, tables: tuple[Tensor, Tensor], begin: Sequence[Call]
     ) -> None:
-        """Keep keys and values in `storage`. To be called once, before the first pass.
+        """Keep keys and values in `storage`. Call it once, before the first pass.
 
         Args:
             storage: has the layers, by their index.

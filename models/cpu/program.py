@@ -12,8 +12,8 @@ from models.cpu.kernels.compiling import Call, openmp
 class Program:
     """Kernels that follow each other, each by all threads.
 
-    Python would take longer between two of them than a small product. After a product has streamed
-    its weights through the caches, everything that Python touches is slow.
+    Python would take longer between two of them than a small product. Everything that Python
+    touches is slow after a product has streamed its weights through the caches.
 
     Args:
         steps: kernels that share a table.

@@ -58,8 +58,7 @@ def pack(
 ) -> PackedModel:
     """Lay out the linear layers for a CPU, in place; the weights they had are freed.
 
-    On other devices, and where there is no product that keeps a row's bits, the model stays as it
-    is.
+    The model stays as it is on other devices, and if there is no product that keeps a row's bits.
 
     Args:
         model: loaded, with plain linear layers.

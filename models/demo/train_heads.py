@@ -1,8 +1,8 @@
 """Trains heads for the demo's target: `python -m models.demo.train_heads --kind mtp --corpus DIR`.
 
 The target stays as it is. Its own answers are sampled first, then the heads learn from them and
-from the mixture by turns. A run that was stopped goes on with `--resume`. At the end the heads'
-acceptance on held-out text is printed, place by place.
+from the mixture by turns. A run that was stopped goes on with `--resume`. The heads' acceptance on
+held-out text is printed at the end, place by place.
 """
 
 from __future__ import annotations

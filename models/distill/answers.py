@@ -77,7 +77,7 @@ def _prompt_ids(asked: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> li
 def read_answers(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
     """Read the answers of a file: token ids, or `messages` whose last one is the assistant's.
 
-    For a folder, read all its `*.jsonl`. A last line that was cut off is left out.
+    All `*.jsonl` of a folder are read. A last line that was cut off is left out.
 
     Raises:
         ValueError: another line is something else; names the line.

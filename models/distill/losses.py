@@ -1,8 +1,8 @@
 """Losses that train a drafter, and measures that judge its drafts.
 
 Let p be the target's distribution of the next token and q the drafter's. The rejection rule then
-accepts a token with probability sum min(p, q). Under shared noise the probability is the coupling's
-formula. Its gradient is not cheap, and the same sum is close to it (LK losses 2602.23881, nla;
+accepts a token with probability sum min(p, q). The probability is the coupling's formula under
+shared noise. Its gradient is not cheap, and the same sum is close to it (LK losses 2602.23881, nla;
 Daliri et al. 2408.07978). Columns stand for the ids that are drafted. Other ids have q = 0.
 """
 

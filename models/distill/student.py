@@ -1,7 +1,7 @@
 """The common part of all trainable drafters: steps, their loss, their acceptance.
 
-A student looks at a lesson. For each token of its longest draft it has states that give a row of
-logits. One that drafts by itself gives one step; heads give one for each further token.
+A student looks at a lesson. It has states that give a row of logits for each token of its longest
+draft. One that drafts by itself gives one step; heads give one for each further token.
 """
 
 from __future__ import annotations

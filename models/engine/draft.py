@@ -15,7 +15,7 @@ draft the same tokens. Each token is sampled from the same text with the same no
 A message may also ask for all of these rows at once (`Propose.replays`). They are the tokens that
 the model would have drafted along a known text.
 
-On a GPU the steps of drafts that need nothing from the host run as one chain (`drafting.chain`).
+Steps of drafts that need nothing from the host run as one chain on a GPU (`drafting.chain`).
 """
 
 from __future__ import annotations

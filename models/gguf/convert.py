@@ -3,7 +3,7 @@
 transformers reads the file and dequantises every weight to one type; what it would leave out
 silently is refused here. A file in parts is joined first. The tokenizer's settings become a
 tokenizer.json, so that routers need nothing but that. Imports torch: services call it as a process
-of its own (`models/gguf/folder.py`). For a cluster, convert once into a folder that all nodes see.
+of its own (`models/gguf/folder.py`). Convert once for a cluster, into a folder that all nodes see.
 """
 
 from __future__ import annotations

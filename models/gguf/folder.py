@@ -28,8 +28,8 @@ logger = logging.getLogger("ray.serve")
 def gguf_file(path: Path) -> Path | None:
     """Return the GGUF file that a path names.
 
-    It is the path itself, or the only one in a folder without other weights. For a file in parts it
-    is the first.
+    It is the path itself, or the only one in a folder without other weights. It is the first part
+    of a file in parts.
 
     Raises:
         ValueError: a folder holds several, or a part is missing.

@@ -6,8 +6,8 @@ small model's step takes about a millisecond, and that is some 5% of it (estimat
 those steps but the ids are known before the first one. So they are uploaded at once here, and one
 replay is all steps with their draws.
 
-Steps have one row a session. Sizes are few, as each is captured for every number of steps. With
-more sessions a step's pass takes longer, and the time between passes matters less.
+Steps have one row a session. Sizes are few, as each is captured for every number of steps. A step's
+pass takes longer with more sessions, and the time between passes matters less.
 """
 
 from __future__ import annotations

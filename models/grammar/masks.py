@@ -134,7 +134,7 @@ class MaskClient:
     def open(self, session_id: str, endpoint: Endpoint, matcher: str = "") -> None:
         """Masks of this session come from `endpoint` now, and there from the matcher of that id.
 
-        Without one it is the session's own. Another's is committed what the texts have in common.
+        It is the session's own by default. Another's is committed what the texts have in common.
         """
         matcher = matcher or session_id
         if self._matchers.get(session_id, matcher) != matcher:

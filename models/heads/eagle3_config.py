@@ -4,8 +4,8 @@
                  side by side; options too, or in `eagle_config`
     speculators  speculators_model_type "eagle3"; the layer's fields in `transformer_layer_config`
 
-Layer ids name the layers whose input is a state, from 0. Without `eagle_aux_hidden_state_layer_ids`
-they are 2, L / 2 and L - 3 of the target's L layers.
+Layer ids name the layers whose input is a state, from 0. If `eagle_aux_hidden_state_layer_ids` is
+missing, they are 2, L / 2 and L - 3 of the target's L layers.
 """
 
 from __future__ import annotations

@@ -205,8 +205,7 @@ class BlockTable:
     def adopt(self, first: int, block_ids: list[int]) -> None:
         """Hold these blocks, full of computed KV, from index `first` on; others may hold them too.
 
-        The table's own blocks are given back. There is room for exactly the whole blocks
-        afterwards.
+        The table's blocks there are given back. It has room for exactly the whole blocks then.
         """
         if not 0 <= first <= len(self.block_ids):
             raise ValueError(f"first must be within 0..{len(self.block_ids)}, got {first}")
@@ -224,7 +223,7 @@ class BlockTable:
     def first_row(self, start: int) -> int:
         """Return the row to compute from so that row `start` can be written: at most `start`.
 
-        Within a shared block it is the block's start, because the block must be given up.
+        It is the block's start within a shared block, because that block must be given up.
         """
         index = start // self._pool.block_size
         if index < len(self.block_ids) and self._pool.is_shared(self.block_ids[index]):

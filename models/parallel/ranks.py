@@ -6,7 +6,7 @@ go over NCCL on CUDA and over gloo on a CPU. Announcements always go over gloo, 
 device. An announcement comes at least every `KEEP_ALIVE_S` seconds. So a follower's wait has a
 limit although an idle leader has nothing to compute.
 
-On a CPU sums are taken in rank order, in float32, rounded once. A row's sum then depends neither on
+Sums on a CPU are taken in rank order, in float32, rounded once. A row's sum then depends neither on
 the other rows of the pass nor on timing. (gloo's own all-reduce cuts the buffer into pieces by its
 size. It adds each piece in another order.) NCCL's sums are not ordered here.
 

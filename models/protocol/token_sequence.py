@@ -1,9 +1,9 @@
 """The token ids of one session with a rolling hash at every length. Standard library only.
 
 Router, engines and constraint service each keep one of the same session. A message names a prefix
-by its length *and* its hash. With length alone a delayed message could be applied to other tokens
-of the same number. The hash is a polynomial over the Mersenne prime 2^61 - 1. So extending by one
-token is one multiplication, and rolling back is dropping list entries.
+by its length *and* its hash. If it gave the length alone, a delayed message could be applied to
+other tokens of the same number. The hash is a polynomial over the Mersenne prime 2^61 - 1. So
+extending by one token is one multiplication, and rolling back is dropping list entries.
 """
 
 from __future__ import annotations

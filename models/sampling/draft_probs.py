@@ -3,7 +3,7 @@
 The draft model keeps its `NUM_PAIRS` most likely tokens, renormalises them and samples from exactly
 that float32 distribution. So the target needs only a few pairs per token. The draft's probability
 is 0 outside them. The rule is exact for the real distribution of each token (Leviathan, Kalman,
-Matias, arXiv 2211.17192). Under `coupled` none of this is computed or sent.
+Matias, arXiv 2211.17192). None of this is computed or sent under `coupled`.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def forbid(
 ) -> Tensor:
     """Scores with -inf at the forbidden ids of each row; ids beyond the vocabulary have none.
 
-    A row that would be left with nothing stays as it is. After a complete JSON text the grammar
-    allows only the end, and there min_tokens yields.
+    A row that would be left with nothing stays as it is. The grammar allows only the end after a
+    complete JSON text, and there min_tokens yields.
     """
     vocab_size = scores.shape[1]
     places = [

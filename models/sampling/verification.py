@@ -134,7 +134,7 @@ def accept_matching(
     """Return the longest draft prefix that the target sampled too, and the target's next token.
 
     1 <= m <= k + 1. It stops at an eos the target sampled, which is then `token`: nothing follows
-    it. With fewer rows than k + 1 the draft tokens without a row are rejected.
+    it. If there are fewer rows than k + 1, the draft tokens without a row are rejected.
     """
     for num_accepted, token in enumerate(drawn[:-1]):
         if token != draft[num_accepted] or token in eos_ids:
@@ -149,8 +149,8 @@ def accept_in_tree(
 ) -> tuple[list[int], int]:
     """Return the rows whose tokens the target sampled too, and its token after the last.
 
-    As `accept_matching` from each row to the one after it that has the target's token. Two such
-    rows after one are allowed: they are the same text.
+    It works as `accept_matching` does, from each row to the one after it that has the target's
+    token. Two such rows after one are allowed: they are the same text.
     """
     children: dict[tuple[int, int], int] = {}
     for row in range(len(tree) - 1, 0, -1):

@@ -3,7 +3,7 @@
 Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole.
 Prompts are split into chunks. A chunk uses the rows that are left, up to a limit that keeps running
 streams fast (`prefill_budget`). A reserved quarter of the rows keeps prompts from being stalled in
-turn. Within each class the job that has waited longest goes first. `preemption` decides which
+turn. The job that has waited longest goes first within each class. `preemption` decides which
 sessions lose their blocks when these run out.
 
 For example, a pass has at most 512 rows. Eight sessions verify 5 rows each, and prompts of 700 and

@@ -11,8 +11,8 @@ claims 3 more, session 2 holds 4, session 3 holds 2:
     session 3 is looked at first    its 2 blocks are too few
     then session 2                  6 are enough: both are preempted, 3 blocks stay free
 
-Had session 3 claimed 5, nobody would be younger, and it would wait. From then on any claim of a
-younger session for as many blocks fails without a look. The blocks that are free or held by younger
+Had session 3 claimed 5, nobody would be younger, and it would wait. Any later claim of a younger
+session for as many blocks fails without a look. The blocks that are free or held by younger
 sessions can only become fewer while a pass is planned. While blocks are free a claim looks at
 nobody.
 """

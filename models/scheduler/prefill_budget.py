@@ -11,12 +11,12 @@ passes, the one that computes the stream's rows and the one before:
     pass 2   4 rows                    20 ms   of streams whose messages came during pass 1
     pass 3   4 rows + 28 of a prompt   37 ms
 
-In pass 2 nothing is left for streams that have waited for the prompt rows of pass 1. Streams that
-run on alone are in every pass and wait for none before their own. So all passes get 28 prompt rows.
+Pass 2 has nothing left for streams that have waited for the prompt rows of pass 1. Streams that run
+on alone are in every pass and wait for none before their own. So all passes get 28 prompt rows.
 
 While all streams are away (their drafts are made elsewhere) a pass is all prompt. Their gap is then
 at least their absence and a pass of one row. If they are away for 60 ms, prompts may take 0.85 *
-(60 + 18.2) = 66 ms, 81 rows. With no stream at all prompts get every row of the pass.
+(60 + 18.2) = 66 ms, 81 rows. If there is no stream at all, prompts get every row of the pass.
 
 Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
 `_MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because all other

@@ -114,7 +114,7 @@ class PrefixCache:
     def awaits(self, need: PlannedRows, planned: Iterable[PlannedRows]) -> bool:
         """Return whether one of the `planned` computes the first rows of `need` in the coming pass.
 
-        After that pass they are found here. Hashes may collide, at the cost of that one pass.
+        They are found here after that pass. Hashes may collide, at the cost of that one pass.
         """
         session, start = need.session, need.start
         if not self._is_enabled or not session.may_use_cached_prefix:

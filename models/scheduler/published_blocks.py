@@ -6,8 +6,8 @@ A block is looked up by the rolling hash of all tokens up to its end. It is then
 its predecessor included. So a collision of hashes costs a miss and never serves another text.
 
 There are no references here. `BlockPool` keeps a published block when its last table lets go. It
-takes back the one unused for longest when no other block is free. As tables hold whole chains and
-let go of the ends first, no block ever goes before its successors.
+takes back the one unused for longest when no other block is free. Tables hold whole chains and let
+go of the ends first. So no block ever goes before its successors.
 
 Knows no sessions. Invariants: a published block is kept by the pool, can be found, and so can its
 predecessor. The published blocks of a table come first, and they are one chain.

@@ -46,7 +46,7 @@ class RowStates:
     def take(self, first: int, stop: int) -> Tensor:
         """Return states of rows [first, stop), [stop - first, F]; zeros for missing rows.
 
-        At least one is present.
+        One row at least is present.
         """
         held = torch.cat(self._rows) if len(self._rows) > 1 else self._rows[0]
         begin, end = max(first, self.first), min(stop, self.stop)

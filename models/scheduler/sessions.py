@@ -179,8 +179,8 @@ class Session:
     def num_prompt_logits(self, start: int, num_rows: int) -> int:
         """Return how many rows of [start, start + num_rows) must give logits for the prompt.
 
-        They are the last ones before the row of the prompt's last token. For a fork they are before
-        that of its last token.
+        They are the last ones before the row of the prompt's last token. A fork's are before that
+        of its last token.
         """
         if not self.needs_prompt_logits:
             return 0

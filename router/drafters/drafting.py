@@ -86,8 +86,8 @@ class Drafting:
     async def next_round(self, remaining_tokens: int) -> Round:
         """Plan a round of at most `remaining_tokens` and have it drafted.
 
-        Without a draft the target goes on alone. Free drafts begin and continue what the session's
-        drafters draft, and stand in where by plan none of them does.
+        The target goes on alone if there is no draft. Free drafts begin and continue what the
+        session's drafters draft, and stand in where by plan none of them does.
         """
         planner, shadow = self._watch.planner, self._shadow
         self._watch.end_round()

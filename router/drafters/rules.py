@@ -51,7 +51,7 @@ class LiveSessions:
     def num_on(self, replica: str) -> int:
         """Sessions on a replica; those that have none yet count too.
 
-        For "" the replica with the fewest, which a session without one is most likely to get.
+        "" stands for the replica with the fewest: a session without one most likely gets it.
         """
         counts: dict[str, int] = {}
         for now in self._replicas.values():

@@ -71,7 +71,7 @@ class _Place:
 
 
 class SessionDrafters:
-    """Asks the drafters of one session in order. Without any of them nobody ever drafts.
+    """Asks the drafters of one session in order. If there are none, nobody ever drafts.
 
     Args:
         drafters: who they are and how each is made, in the order in which they are asked.

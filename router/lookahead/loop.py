@@ -16,9 +16,9 @@ more than the text without them. It never keeps one that loses the constraint fo
 (`acceptance.py`).
 
 The target generates by a step of CDLH, or plainly. None of this is exact. The distribution is not
-the target's, and no other mode of the router goes through here. Under a grammar all is masked:
-candidates, roll-outs, drafts and verdicts. Forced text is taken as it is (`forced`). A step whose
-masks are lost is made again, from the same text and so with the same outcome.
+the target's, and no other mode of the router goes through here. A grammar masks all: candidates,
+roll-outs, drafts and verdicts. Forced text is taken as it is (`forced`). A step whose masks are
+lost is made again, from the same text and so with the same outcome.
 """
 
 from __future__ import annotations

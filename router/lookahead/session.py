@@ -68,7 +68,7 @@ class LookaheadSession:
     def note_forced(self, tokens: Sequence[int], forced: Forced) -> None:
         """Note the tokens that the grammar forces.
 
-        At their edge tokens may merge with free text.
+        Tokens at their edge may merge with free text.
         """
         self.forced = forced.tokens[: forced.num_settled]
 

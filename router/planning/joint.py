@@ -202,7 +202,7 @@ def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[
 class _Curve:
     """A time by number of draft rows; each value is asked for once, and only if it is needed.
 
-    Between two numbers it is straight.
+    It is straight between two numbers.
     """
 
     def __init__(self, at: Callable[[int], float]) -> None:

@@ -130,9 +130,9 @@ class RolloutPlaces:
     def max_rows(self, planner: RouterPlanner) -> float:
         """Rows of look-aheads that the streams now running put up with, by what passes take.
 
-        Without streams, and before a pass of theirs was measured, any number. The time of more rows
-        than were ever tried is extrapolated, so that they are tried. Streams count as if all were
-        on one target, which is the least that can be allowed.
+        Any number is allowed without streams, and before a pass of theirs was measured. The time of
+        more rows than were ever tried is extrapolated, so that they are tried. Streams count as if
+        all were on one target, which is the least that can be allowed.
         """
         num_others = self._num_streams + planner.num_draft_rows
         alone_ms = planner.costs.pass_ms(num_others)

@@ -2,8 +2,8 @@
 
 A session has one `Recovery` for its target and one for its constraint replica. The window opens
 when the part is found missing (or is first asked for) and closes with its next answer. A replica
-that grants a lease and is lost again does not close it. Within the window attempts follow each
-other with growing pauses. A first lease has the lease's limit. A session that has lost its replica
+that grants a lease and is lost again does not close it. Attempts follow each other within the
+window with growing pauses. A first lease has the lease's limit. A session that has lost its replica
 has the fail-over's, because a replacement may have to load a model first.
 
 Refused leases only take time. Lost replicas (`LinkLost`) are counted as well. A request that brings

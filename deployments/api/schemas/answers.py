@@ -2,10 +2,11 @@
 
 Answers carry two things that OpenAI does not have. `seed` lets a client repeat a request that named
 none. `metrics` has `speculative_decoding` with vLLM's field names, whether or not anything was
-drafted. In a stream both are on the trailing usage event. Without one they are on the event with
-the `finish_reason`.
+drafted. A stream has both on the trailing usage event. If it has no such event, they are on the
+event with the `finish_reason`.
 
-With `speculation.details` there are the rounds too (`api/writing/details_writer.py` writes them).
+If `speculation.details` is set, the rounds are there too (`api/writing/details_writer.py` writes
+them).
 
 Lists of logprobs are None here: writers put their JSON into the place of `null`
 (`api/writing/json_chunks.py`).
@@ -106,8 +107,8 @@ class DraftComparison(BaseModel):
 class SpeculativeDecoding(BaseModel):
     """Figures of speculation, in vLLM's words.
 
-    A step is a round that had a draft. Without any (speculation off) the counts are 0, the rate is
-    0 and the length 1. `mean_acceptance_length` counts the target's own token of each step.
+    A step is a round that had a draft. If there was none (speculation off), the counts are 0, the
+    rate is 0 and the length 1. `mean_acceptance_length` counts the target's own token of each step.
     """
 
     mean_acceptance_length: float

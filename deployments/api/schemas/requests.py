@@ -100,7 +100,7 @@ Prompts = Annotated[
 class StreamOptions(StrictFields):
     """Options for a stream's events besides text.
 
-    As in vLLM, `continuous_usage_stats` asks for the usage at the end as well. It has no effect if
+    `continuous_usage_stats` asks for the usage at the end as well, as in vLLM. It has no effect if
     that is refused.
     """
 

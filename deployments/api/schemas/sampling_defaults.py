@@ -1,8 +1,7 @@
 """Default sampling of a served model, for the fields that a request does not have.
 
-As in vLLM they come from the checkpoint's generation_config.json, and an operator may replace or
-drop them. `max_new_tokens` is not among them: `router.default_max_tokens` says how long answers
-are.
+They come from the checkpoint's generation_config.json, as in vLLM. An operator may replace or drop
+them. `max_new_tokens` is not among them: `router.default_max_tokens` says how long answers are.
 """
 
 from __future__ import annotations

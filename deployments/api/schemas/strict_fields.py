@@ -1,8 +1,8 @@
 """The base of all parts of a request body: strict types, no unknown fields.
 
 One rule holds for all of them at any depth: a null field is a missing field. It holds for the
-shapes of this server, not for the client's own objects (schemas, arguments, metadata, variables).
-In those a null has the client's meaning. A number such as 2.0 is an integer, as in JSON.
+shapes of this server, not for the client's own objects (schemas, arguments, metadata, variables). A
+null in those has the client's meaning. A number such as 2.0 is an integer, as in JSON.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def allowed_choice(mode: object, names: Sequence[object]) -> str | None:
 def mode_and_names(choice: str) -> tuple[str, tuple[str, ...]]:
     """Split a choice into its mode and the allowed names.
 
-    The mode is a word of `CHOICES`, or "" if a function must be called. Without names, all
+    The mode is a word of `CHOICES`, or "" if a function must be called. If no names are given, all
     functions are allowed.
     """
     mode, _, names = choice.partition("=")

@@ -1,7 +1,7 @@
 """Bodies that a client or a proxy has compressed (`Content-Encoding`), within the limit of bodies.
 
 A short body may hold a long text, so the length of the text counts. The text is made piece by piece
-and dropped beyond the limit, however short the body is. Between the pieces other streams go on.
+and dropped beyond the limit, however short the body is. Other streams go on between the pieces.
 """
 
 from __future__ import annotations

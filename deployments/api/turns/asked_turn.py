@@ -2,7 +2,7 @@
 
 Tools, a constraint on the answer and a block of reasoning in front are one grammar. A required or
 named call is the whole turn. `auto` leaves text free, or to the request's own constraint, until a
-call begins. Without tools and reasoning the request's constraint stands alone.
+call begins. The request's constraint stands alone if there are no tools and no reasoning.
 """
 
 from __future__ import annotations

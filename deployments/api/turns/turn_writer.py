@@ -66,7 +66,7 @@ class TurnWriter:
     def first_delta(self) -> ChatDelta:
         """Return the beginning of a stream.
 
-        As in OpenAI's API, a turn of calls has no content.
+        A turn of calls has no content, as in OpenAI's API.
         """
         is_calls = self._turn is not None and self._turn.must_call
         return {"role": "assistant", "content": None if is_calls else ""}

@@ -5,8 +5,8 @@ lengths of tokens (arXiv 2411.01076). Here every event is filled up to a power o
 same for all texts of up to 160 bytes. The number and the times of events remain visible. Longer
 texts, or lists of logprobs, have the next powers.
 
-It is off by default (OpenAI's is on), because it doubles the bytes. In most places where this is
-served only client and server see the stream.
+It is off by default (OpenAI's is on), because it doubles the bytes. Only client and server see the
+stream in most places where this is served.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each case draws some seven requests. It runs each alone through a target of its own without drafts,
 prefix cache or want of room. Then all run together on engines with few KV blocks, drafted as each
-asks. Under `coupled` the answers must be equal to the last bit. Under `rejection` the text depends
-on the draft (README). So there it must be one that the target could have drawn, and keep the
-request's own terms. Without drafts it is `coupled`'s.
+asks. The answers must be equal to the last bit under `coupled`. The text depends on the draft under
+`rejection` (README). So there it must be one that the target could have drawn, and keep the
+request's own terms. The text without drafts is `coupled`'s.
 """
 
 from __future__ import annotations

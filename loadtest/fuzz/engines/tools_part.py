@@ -1,8 +1,8 @@
 """Part `tools`: no schema of a tool refuses a request, and what is enforced is true.
 
 Each case draws schemas of all drafts, right and wrong. The schema is of a tool that is not strict,
-so it must be served. Random texts under its masks must obey the rest of it. As one of a strict tool
-it must be served exactly or refused by a place.
+so it must be served. Random texts under its masks must obey the rest of it. The same schema of a
+strict tool must be served exactly or refused by a place.
 """
 
 from __future__ import annotations

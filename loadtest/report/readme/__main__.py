@@ -4,7 +4,7 @@
     python -m loadtest.report.readme --check    change nothing; end with 1 where one is out of date
 
 A block is `<!-- figures: NAME -->` up to `<!-- end of figures -->`; names are those of `FIGURES`.
-After a measurement is repeated, keep its result and run this: no figure is typed by hand.
+Keep a repeated measurement's result and run this: no figure is typed by hand.
 """
 
 from __future__ import annotations

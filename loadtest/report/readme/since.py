@@ -1,7 +1,7 @@
 """Large changes of the code, and which of them a kept result is older than.
 
 A result has the day it was measured, not its commit. One that is measured anew has a later day, and
-what the page says of its age goes by itself. After a large change add a line at the end.
+what the page says of its age goes by itself. Add a line at the end after a large change.
 """
 
 from __future__ import annotations

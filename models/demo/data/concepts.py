@@ -1,10 +1,10 @@
 """Concept sets, and sentences that use all of one: "dog, park, run", "A dog runs through the park."
 
-In the manner of CommonGen (arXiv 1911.03705), with words and sentences of our own. A sentence is
-made first, of one to three actions in one of several frames. Its concepts are some of its words, in
-any order, so that the rest of it was not asked for. Invariants: a word keeps its stem in every
-written form, so every pair meets the reward `concepts`. A set is held out by a checksum of its
-words in sorted order. So no seed and no order can bring it into training.
+They follow CommonGen (arXiv 1911.03705), with words and sentences of our own. A sentence is made
+first, of one to three actions in one of several frames. Its concepts are some of its words, in any
+order, so that the rest of it was not asked for. Invariants: a word keeps its stem in every written
+form, so every pair meets the reward `concepts`. A set is held out by a checksum of its words in
+sorted order. So no seed and no order can bring it into training.
 """
 
 import json

@@ -133,8 +133,8 @@ def random_word(rng: random.Random, syllables: int | None = None) -> str:
 def made_up(rng: random.Random, pools: Pools, capital: bool = False) -> str:
     """Return a word that is in no list, from syllables or from the pools' pieces.
 
-    Words from pieces make training copy every token now and then. Without them, a token that only
-    held-out words use is never copied, and the model takes another for it.
+    Words from pieces make training copy every token now and then. If there were none, a token that
+    only held-out words use would never be copied. The model would take another for it.
     """
     while True:
         word = random_word(rng)

@@ -1,9 +1,9 @@
 """Several draft steps in a row on the device, without the host knowing what was sampled.
 
 A draft step needs the token before it. Handing that token through the host costs a wait for the
-device in every step. On a GPU with a small draft model that is most of the time. So drafts whose
-steps need nothing from the host run as a chain. Positions, blocks and noise are known beforehand,
-and each step's ids stay on the device as the next step's rows. The host looks once, at the end.
+device in every step. That is most of a small draft model's time on a GPU. So drafts whose steps
+need nothing from the host run as a chain. Positions, blocks and noise are known beforehand, and
+each step's ids stay on the device as the next step's rows. The host looks once, at the end.
 Sessions that come meanwhile wait for the chain, a few steps at most.
 
 A token after an eos was sampled in vain, and its KV is never looked at.

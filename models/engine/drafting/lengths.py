@@ -1,8 +1,8 @@
 """Chooses the length of the target's own drafts: the one that brings most tokens a second.
 
 The number of tokens follows from how often the token of each place was accepted, if those before it
-were. The time is that of rounds with so many sessions and tokens, as it was measured. Before that,
-it is the known time of the pass and the drafting. Now and then another length is tried.
+were. The time is that of rounds with so many sessions and tokens, as it was measured. It is the
+known time of the pass and the drafting until then. Now and then another length is tried.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Drafts that the target makes itself, by heads on its states or by its own first layers.
 
-They cost no step of another engine and no message. After a verdict the session's next row and its
-draft are in the next pass. `heads.py`, `mtp.py` and `early_exit.py` draft. `lengths.py` chooses how
+They cost no step of another engine and no message. The session's next row and its draft are in the
+next pass after a verdict. `heads.py`, `mtp.py` and `early_exit.py` draft. `lengths.py` chooses how
 much, and `trees.py` if drafts have several candidates for a place.
 
 A draft is sampled like the target's tokens, with the noise of its positions. So under `coupled` the
-text is the same as without drafts. Under a rule that asks what a token was sampled from, the
-likeliest token is taken, for certain. Penalties and masks are the verification's alone.
+text is the same as without drafts. A rule may ask for the distribution that a token was sampled
+from. The likeliest token is then taken, for certain. Penalties and masks are the verification's
+alone.
 """
 
 from __future__ import annotations

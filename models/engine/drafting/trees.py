@@ -1,10 +1,10 @@
 """Chooses the candidates beside a draft that are worth a row: trees, by each rank's accuracy.
 
-For each place it is known how often the first candidate was the target's token. If it was not, it
-is known how often the second, the third and so on was. A node is right as often as all of its path.
-The tree of so many rows that brings most tokens is that of the likeliest nodes. The time of its
-rounds is measured like that of chains. A tree is verified only if it brings more tokens a second
-than the best chain.
+The rate at which the first candidate was the target's token is known for each place. If it was not,
+it is known how often the second, the third and so on was. A node is right as often as all of its
+path. The tree of so many rows that brings most tokens is that of the likeliest nodes. The time of
+its rounds is measured like that of chains. A tree is verified only if it brings more tokens a
+second than the best chain.
 """
 
 from __future__ import annotations

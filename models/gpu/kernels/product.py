@@ -3,12 +3,12 @@
 torch's products choose tiles, and the split of a sum, by the number of rows. A sum in another order
 ends in another last bit. Here both follow from the weight's shape alone. Tiles are the same for one
 row and for a thousand, with zeros for absent rows. The inputs of a sum are split into `num_splits`
-parts. Each part is added from its first input to its last, and the parts in order. With few rows
-each part has a program of its own, so that all of the GPU reads weights. With many one program adds
-the parts one after the other: the same additions in the same order.
+parts. Each part is added from its first input to its last, and the parts in order. If rows are few,
+each part has a program of its own, so that all of the GPU reads weights. If they are many, one
+program adds the parts one after the other. The additions and their order are the same.
 
-Tiles have 64 rows for every number of rows on purpose. With fewer a GPU may take other
-instructions, whose sums may be rounded differently.
+Tiles have 64 rows for every number of rows on purpose. A GPU may take other instructions for fewer,
+whose sums may be rounded differently.
 
 Weights may be integers of 8 bits with a scale for each output: half of what a pass reads. A tile of
 them becomes numbers of the rows' type, which all hold it exactly. The scale is applied to the sum.

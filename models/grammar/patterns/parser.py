@@ -55,7 +55,7 @@ def parse_regex(
     """Parse a pattern to a tree.
 
     `is_shared`: it must mean the same to Python and to ECMA 262. A set is then the characters that
-    both accept, and parts that they read differently are refused. Within a denied part a set is the
+    both accept, and parts that they read differently are refused. A set within a denied part is the
     characters that either accepts. `allows_looks`: the tree may have look-ahead and word
     boundaries.
 

@@ -1,9 +1,9 @@
 """Reads structural tags: text that is free here and constrained there.
 
 It has two spellings, as in vLLM, SGLang and XGrammar. One is `{"structures": [{"begin", "schema",
-"end"}], "triggers": [...]}`. The other is `{"format": {...}}`, a tree of formats (`formats`). With
-triggers the text is free until it holds one. From there a tag that begins so must follow, and then
-it is free again.
+"end"}], "triggers": [...]}`. The other is `{"format": {...}}`, a tree of formats (`formats`). If
+there are triggers, the text is free until it holds one. A tag that begins so must follow there, and
+then the text is free again.
 
 Unsupported parts are refused by their place. They are other styles of JSON, limits in tokens, and
 free text without a mark at its end. Source: XGrammar's documentation of structural tags.

@@ -1,8 +1,8 @@
 """Takes parts out of a schema so that it allows more and never less.
 
 A keyword goes together with those that would mean more without it: `additionalProperties` with
-`properties`, `then` with `if`. `oneOf` becomes `anyOf`. Within `not` or `if` a part that allows
-more would make the whole allow less, so there the whole goes. Standard library only.
+`properties`, `then` with `if`. `oneOf` becomes `anyOf`. A part of `not` or `if` that allows more
+would make the whole allow less, so there the whole goes. Standard library only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A part that a check of ours or the compiler refuses is removed at its place (`dr
 tried again. A refusal that names no place, or several, needs a search. A part of the schema allows
 everything first, then its content comes back by halves. The parts that make the compiler refuse
 stay out. The number of trials has a limit, after which all that is not known to be served stays
-out. At the very worst the schema is any JSON object.
+out. The schema is any JSON object at the very worst.
 
 The same schema is always loosened in the same way: no clock decides.
 """

@@ -97,7 +97,7 @@ def _take_patterns_of_names(
 def _drop_unknown_format(path: str, inner: Schema, complaints: Complaints) -> None:
     """Drop a format that is not known.
 
-    By the standard such a format describes and does not bind.
+    Such a format describes and does not bind, by the standard.
     """
     name = inner.get("format")
     if isinstance(name, str) and name not in FORMATS:

@@ -4,7 +4,7 @@ Cuts are made by value and in integers, as in `models.sampling.truncation`. Scor
 are 32-bit integers, and counts and weights are added as integers. So neither ties nor the order of
 adding move a cut. The wanted integer is found by cutting its range in four again and again. This
 takes 16 passes at most over a row that the cache holds. (Histograms of digits take three passes.
-For weights they need atomic additions, most of them to a few crowded bins.)
+They need atomic additions for weights, most of them to a few crowded bins.)
 
 A program is a row.
 """

@@ -1,8 +1,8 @@
 """Prepares a conversation with tools for a template, and the formats of one model's turns.
 
 A template that knows tools gets them and the calls as OpenAI has them, with arguments as objects.
-For one that does not, the first system message describes the tools. Calls are written as the model
-writes them, and their results are turns of the user.
+If a template does not know tools, the first system message describes them. Calls are written as the
+model writes them, and their results are turns of the user.
 """
 
 from __future__ import annotations

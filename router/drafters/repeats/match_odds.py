@@ -1,10 +1,10 @@
 """Estimates how likely the next token of a match is right: by length and agreement, learnt live.
 
-After a long match the text mostly goes on as before, after one token hardly more often than by
-chance. If the places disagree, the likeliest token is right about as often as its share. So each
-cell (match length, share) counts how often the token drafted in it was the text's. It is shrunk to
-all sessions of the router, which start from measurements. A draft's tokens walk through the cells:
-if the first is right, the match is one longer.
+The text mostly goes on as before after a long match. After one token it hardly does so more often
+than by chance. If the places disagree, the likeliest token is right about as often as its share. So
+each cell (match length, share) counts how often the token drafted in it was the text's. It is
+shrunk to all sessions of the router, which start from measurements. A draft's tokens walk through
+the cells: if the first is right, the match is one longer.
 
 Nothing has to be drafted for that, because the text itself shows which tokens would have been
 accepted.

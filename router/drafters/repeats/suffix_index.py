@@ -1,10 +1,10 @@
 """Finds earlier occurrences of a text's end, and the tokens after them, for suffix decoding.
 
-Chains of occurrences work like in LZ77. For each key length they have the latest place after each
-key (the last n tokens). For each place they have the one before it. A token is added once, at a
-cost that depends on neither the text nor its repeats. A look follows the chain of the longest key
-that occurred, for the latest places only. It measures how far each matches backwards. A suffix tree
-would keep counts in its nodes; here they are counted among those places on demand.
+Chains of occurrences work like in LZ77. They have, for each key length, the latest place after each
+key (the last n tokens). They also have, for each place, the one before it. A token is added once,
+at a cost that depends on neither the text nor its repeats. A look follows the chain of the longest
+key that occurred, for the latest places only. It measures how far each matches backwards. A suffix
+tree would keep counts in its nodes; here they are counted among those places on demand.
 
 Finished texts end with a mark, so that no match reaches from one into another. The oldest of them
 can be dropped. Memory: some 300 bytes per token. The rule that chooses a draft among match lengths
