@@ -77,12 +77,12 @@ class LaneStorage(KVBlocks):
     def attend_step(
         self, layer: int, num_heads: int, features: AttentionFeatures, table: PassTable
     ) -> Call:
-        """Attention in a layer as a step of passes with this table, see `ops.attend`."""
+        """Return attention in a layer as a step of passes with this table, see `ops.attend`."""
         room = self._room(layer, num_heads)
         return attend(self.layers[layer], num_heads, features, room, table)
 
     def _room(self, layer: int, num_heads: int) -> Scratch:
-        """Memory for attention of so many query heads; layers use it by turns."""
+        """Return memory for attention of so many query heads; layers use it by turns."""
         if num_heads not in self._scratch:
             num_bytes = attention_scratch(self.layers[layer], num_heads, self.task_rows)
             self._scratch[num_heads] = Scratch(self.num_threads, num_bytes)
@@ -114,7 +114,7 @@ class CpuPass:
         storage.store(layer)(key, value, self.slots)
 
     def attend(self, layer: int, query: Tensor, features: AttentionFeatures) -> Tensor:
-        """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D].
+        """Attend from rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D].
 
         Raises:
             ValueError: the queries, or what the layer asks for, do not go with the storage.
@@ -129,7 +129,7 @@ class CpuPass:
 
 
 def _check(name: str, rows: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Kernels go by addresses: what transformers hands over must be what they expect."""
+    """Check that transformers hands over what kernels expect, because these go by addresses."""
     if rows.shape != shape or rows.dtype != dtype:
         raise ValueError(
             f"{name} are {tuple(rows.shape)} of {rows.dtype}, expected {shape} of {dtype}: "
@@ -185,7 +185,7 @@ class CpuPlanner:
         )
 
     def _cut(self, num_rows: int) -> list[tuple[int, int]]:
-        """First row and number of rows of each task, as even as can be."""
+        """Return first row and number of rows of each task, as even as can be."""
         if num_rows <= self.storage.task_rows:
             return [(0, num_rows)]
         num_tasks = -(-num_rows // self.storage.task_rows)

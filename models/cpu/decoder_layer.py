@@ -112,7 +112,7 @@ class Buffers:
         self._buffers: list[Tensor] = []
 
     def room_for(self, num_rows: int) -> Tensor:
-        """Have a pass of so many rows; the first buffer, [R, width]."""
+        """Make room for a pass of so many rows; return the first buffer, [R, width]."""
         self.table.values[parameters.NUM_ROWS] = num_rows
         is_large = self._num_rows > _MAX_KEPT_ROWS >= num_rows
         if not self._buffers or num_rows > self._num_rows or is_large:

@@ -88,7 +88,7 @@ class FusedDecoder:
         program.use(storage, self.tables, [program.embed(HIDDEN)])
 
     def __call__(self, token_ids: Tensor, paged: CpuPass, keep: Tensor) -> Tensor:
-        """Logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; keys are stored.
+        """Return logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; store keys.
 
         Indices are int64 and contiguous.
         """

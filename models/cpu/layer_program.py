@@ -132,7 +132,7 @@ class LayerProgram:
         self._program = Program(steps, self._num_threads)
 
     def run(self, token_ids: Tensor, paged: CpuPass, keep: Tensor) -> Tensor:
-        """Logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; keys are stored.
+        """Return logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; store keys.
 
         Indices are int64 and contiguous.
         """
@@ -167,7 +167,7 @@ class LayerProgram:
 
     @property
     def inputs(self) -> Tensor | None:
-        """Those of the newest pass side by side, [R, layers * F]; None: none are kept."""
+        """The kept inputs of the newest pass side by side, [R, layers * F]; None: none are kept."""
         return None if self._inputs is None else self._inputs.rows
 
     @property

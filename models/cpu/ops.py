@@ -87,7 +87,7 @@ def new_step(kernel: Any, num_parameters: int, table: PassTable, *kept: object) 
 
 
 def norm(weight: Tensor, epsilon: float, table: PassTable, source: int, target: int) -> Call:
-    """Root mean square norm.
+    """Return the root mean square norm as a step.
 
     Args:
         weight: [width].
@@ -107,7 +107,7 @@ def norm(weight: Tensor, epsilon: float, table: PassTable, source: int, target: 
 
 
 def pick(row_bytes: int, table: PassTable, source: int, target: int) -> Call:
-    """Copies of rows of any type, chosen by the table's `PICKED`.
+    """Return a step that copies rows of any type, chosen by the table's `PICKED`.
 
     Args:
         row_bytes: of each.
@@ -182,7 +182,7 @@ class Rotation:
 def rotate_and_store(
     layer: LayerKeys, num_heads: int, rotation: Rotation, table: PassTable, mixed: int
 ) -> Call:
-    """Norms, if wanted, and rotates queries and keys in place; stores keys and values.
+    """Return a step that norms, if wanted, and rotates queries and keys; stores keys and values.
 
     Args:
         layer: where they go.
@@ -251,7 +251,7 @@ def attend(
     scratch: Scratch,
     table: PassTable,
 ) -> Call:
-    """Attention in one layer; where rows are, and how far apart, is still to be set.
+    """Return attention in one layer as a step; places and strides of rows are still to be set.
 
     Args:
         layer: its keys and values.
@@ -317,7 +317,7 @@ class Attend:
         self._num_threads = scratch.num_threads
 
     def __call__(self, query: Tensor, plan: AttendPlan, out: Tensor) -> None:
-        """Attention of rows to their keys: `query` [R, H, D], its numbers of a head in a row.
+        """Compute attention of rows to their keys: `query` [R, H, D], a head's numbers in a row.
 
         `out` is [R, H, D] contiguous.
         """
@@ -332,19 +332,19 @@ class Attend:
 
 
 def attention_scratch(layer: LayerKeys, num_heads: int, num_rows: int) -> int:
-    """Bytes that a thread needs for tasks of up to so many rows in a layer with H query heads."""
+    """Return a thread's bytes for tasks of up to so many rows in a layer with H query heads."""
     _, num_key_heads, head_dim, block_size = layer.keys.shape
     num_vectors = num_rows * num_heads // num_key_heads
     return attention.scratch_bytes(num_vectors, head_dim, block_size)
 
 
 def task_rows(num_groups: int) -> int:
-    """Rows a task of attention may have, by the query heads of a key head."""
+    """Return the rows that a task of attention may have, by the query heads of a key head."""
     return max(1, _TASK_VECTORS // num_groups)
 
 
 def _set_layer(call: Call, layer: LayerKeys) -> tuple[int, ...]:
-    """K, D and B."""
+    """Set K, D and B of a layer, and return them."""
     sizes = tuple(layer.keys.shape[1:])
     places = (rows.NUM_KEY_HEADS, rows.HEAD_DIM, rows.BLOCK_SIZE)
     call.parameters[rows.KEYS] = layer.keys.data_ptr()

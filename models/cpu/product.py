@@ -85,7 +85,7 @@ class KernelLinear(nn.Module):
         self._call = self.step(self._table, buffer(0), buffer(1), Epilogue())
 
     def _in_panels(self, values: Tensor) -> Tensor:  # [outputs, n] -> [panels, PANEL, n]
-        """Outputs of each panel, zeros after the last."""
+        """Return the outputs of each panel, zeros after the last."""
         if not self._is_gated:
             missing = -len(values) % PANEL
             return nn.functional.pad(values, (0, 0, 0, missing)).unflatten(0, (-1, PANEL))
@@ -125,7 +125,7 @@ class KernelLinear(nn.Module):
         return call
 
     def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., num_outputs]
-        """Rows times the weight; each row's result is a function of that row alone."""
+        """Multiply rows by the weight; each row's result is a function of that row alone."""
         out = rows.new_empty(*rows.shape[:-1], self.num_outputs)
         num_rows = rows.numel() // self.in_features
         self._table.values[parameters.NUM_ROWS] = num_rows
@@ -138,7 +138,7 @@ class KernelLinear(nn.Module):
 
 
 def _paired(panels: Tensor) -> Tensor:
-    """Panels [P, PANEL, I] as the kernel reads them: [P, I, PANEL], bfloat16 by two inputs."""
+    """Lay out panels [P, PANEL, I] as the kernel reads: [P, I, PANEL], bfloat16 by two inputs."""
     if panels.dtype != torch.bfloat16:
         return panels.transpose(1, 2).contiguous()
     panels = nn.functional.pad(panels, (0, panels.shape[2] % 2))

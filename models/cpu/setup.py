@@ -156,7 +156,7 @@ def make_backend(
     windows: tuple[int | None, ...],
     layer: DraftLayer | None = None,
 ) -> AttentionBackend:
-    """Kernels for a model with `num_heads` query heads, and the storage they read.
+    """Make kernels for a model with `num_heads` query heads, and the storage they read.
 
     A `layer` that drafts with the model reads it too.
     """
@@ -180,7 +180,7 @@ def _what_is_missing(config: EngineConfig, head_dim: int) -> str | None:
 
 
 def _why_not_compiled(config: EngineConfig) -> str | None:
-    """Why products are torch's own operations; None: they are compiled."""
+    """Say why products are torch's own operations; None: they are compiled."""
     if torch.device(config.device).type != "cpu" or config.attention != "auto":
         return f"device is {config.device}, attention is {config.attention}"
     if config.dtype not in _DTYPES:

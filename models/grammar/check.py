@@ -70,7 +70,7 @@ def check_text(compiled: CompiledGrammar, text: str) -> Checked:
 
 
 def _advance_bytes(compiled: CompiledGrammar, state: GrammarState, piece: bytes) -> int:
-    """Take a piece's bytes one by one; how many were taken."""
+    """Take a piece's bytes one by one; return how many were taken."""
     for taken in range(len(piece)):
         tokens: list[int] = compiled.tokenizer.tokenize_bytes(piece[taken : taken + 1])
         if len(tokens) != 1 or not state.advance(tokens[0]):

@@ -12,7 +12,7 @@ from models.grammar.limits import ChoiceLimits, refuse
 
 
 def choice_grammar(text: str, limits: ChoiceLimits) -> str:
-    """Lark text for the choices; `text` is the JSON text of a list of strings.
+    """Return Lark text for the choices; `text` is the JSON text of a list of strings.
 
     Raises:
         UnsupportedGrammar: not such a list, empty or repeated choices, or over a limit.

@@ -165,7 +165,7 @@ class GrammarCompiler:
         return self._compiled(matcher, source.schemas)
 
     def _complaint_about(self, source: SchemaSource) -> str:
-        """Why a schema is not served alone; empty: it is."""
+        """Say why a schema is not served alone; empty: it is."""
         matcher = self._match_schema(source)
         if matcher.is_error():
             return matcher.get_error() or "it is refused"
@@ -205,7 +205,7 @@ class GrammarCompiler:
             refuse(error.message, path=place)
 
     def _place_of(self, source: SchemaSource, complaint: str) -> str:
-        """Return the place of what a complaint is about that names none; "": trials find none."""
+        """Return the place that a complaint without a place is about; "": trials find none."""
         if not source.original or source.located(complaint):
             return ""
         found = loosened_schema(source.original, self._schema_limits, self._complaint_about)

@@ -130,7 +130,7 @@ class GrammarHost:
         self._cache[grammar] = compiled
 
     def evict(self) -> int:
-        """Drop the older half of the cached grammars that no session uses; how many."""
+        """Drop the older half of the cached grammars that no session uses; return how many."""
         used = {session.grammar for session in self._sessions.values()}
         idle = [grammar for grammar in self._cache if grammar not in used]
         old = idle[: (len(idle) + 1) // 2]
@@ -139,9 +139,9 @@ class GrammarHost:
         return len(old)
 
     def forget(self) -> int:
-        """Drop the grammar whose latest use is oldest, with all its sessions; how many sessions.
+        """Drop the grammar whose latest use is oldest, with its sessions; return their number.
 
-        They are unknown from then on: their routers open and replay them, on a fresh lexer.
+        The sessions are unknown from then on: their routers open and replay them, on a fresh lexer.
         """
         if not self._sessions:
             return 0

@@ -109,7 +109,7 @@ def _is_blank(node: Node) -> bool:
 
 
 def expanded_size(node: Node) -> int:
-    """Characters of a tree with its repeats written out."""
+    """Count the characters of a tree with its repeats written out."""
     match node:
         case Sequence():
             return sum(map(expanded_size, node.parts))

@@ -54,7 +54,7 @@ class GrammarText:
 
 
 def rows_after(session: GrammarText, base_len: int, chain: list[int], num_rows: int) -> list[bytes]:
-    """Rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
+    """Return rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
     first_row = len(chain) - num_rows + 1
     # Tokens of the chain that are committed need no walking, up to the first state asked for.
     num_common = session.tokens.num_common(base_len, chain[:first_row])
@@ -64,7 +64,7 @@ def rows_after(session: GrammarText, base_len: int, chain: list[int], num_rows: 
 
 
 def resume_at(tokens: TokenSequence, base_len: int) -> tuple[int, int]:
-    """Length and hash from which an asker with an unknown base can go on.
+    """Return length and hash from which an asker with an unknown base can go on.
 
     An asker that is ahead knows all committed tokens. One whose tokens are not the committed
     ones can be sure of the empty prefix only.

@@ -199,7 +199,7 @@ class GrammarState:
 
 
 def walk_rows(state: GrammarState, chain: Sequence[int], first_row: int) -> list[bytes]:
-    """Rows of the states after `chain[:first_row]`, `chain[:first_row + 1]`, ..., `chain`.
+    """Return rows of the states after `chain[:first_row]`, `chain[:first_row + 1]`, ..., `chain`.
 
     `state` is moved. The list ends early before the first state that does not exist: after an
     illegal token or an eos.

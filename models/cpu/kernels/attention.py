@@ -128,7 +128,7 @@ def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, in
 
 @inline
 def _start_task(parameters: int, task: _Task, like: np.generic) -> None:
-    """Writes the queries as float32, and sums of nothing."""
+    """Write the queries as float32, and empty sums."""
     head_dim = get(parameters, HEAD_DIM)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
     num_vectors = task.num_rows * num_groups
@@ -158,7 +158,7 @@ def _scaled(parameters: int, scores: Lanes) -> Lanes:
 
 @inline
 def _mask_scores(parameters: int, scores: int, num_keys: int, first: int, stop: int) -> Any:
-    """Scale one vector's scores, of which it sees first, ..., stop - 1; the largest."""
+    """Scale one vector's scores, of which it sees first, ..., stop - 1; return the largest."""
     top = splat(_NO_SCORE)
     for key in range(0, num_keys, NUM_LANES):
         some = _scaled(parameters, load(scores + FLOAT_BYTES * key, FLOAT32))
@@ -171,7 +171,7 @@ def _mask_scores(parameters: int, scores: int, num_keys: int, first: int, stop: 
 
 @inline
 def _raise_top(vector: _Vector, head_dim: int, factor: Lanes) -> None:
-    """Weighs anew what was added below a lower maximum."""
+    """Rescale the sums that were added below a lower maximum."""
     store(vector.total, mul(load(vector.total, FLOAT32), factor), FLOAT32)
     for d in range(0, head_dim, NUM_LANES):
         place = vector.sums + FLOAT_BYTES * d
@@ -182,7 +182,7 @@ def _raise_top(vector: _Vector, head_dim: int, factor: Lanes) -> None:
 def _turn_to_weights(
     parameters: int, scores: int, vector: _Vector, span: _Span, position: int
 ) -> None:
-    """Turns scores of a vector at `position` of the span to weights, by the largest so far."""
+    """Turn scores of a vector at `position` of the span to weights, by the largest so far."""
     num_keys, window = span.num_blocks * get(parameters, BLOCK_SIZE), get(parameters, WINDOW)
     earliest = position + 1 - window if window > 0 else 0
     largest_here = _mask_scores(parameters, scores, num_keys, earliest, position + 1)
@@ -214,7 +214,7 @@ def _seen_by(parameters: int, task: _Task, offset: int, num_keys: int) -> tuple[
 
 @inline
 def _block_at(parameters: int, key_head: int, span: _Span, number: int, like: np.generic) -> int:
-    """Bytes from the first keys, or values, to those of a head in a block of the span."""
+    """Return the bytes from the first keys, or values, to a head's in a block of the span."""
     block = read_int(span.blocks + WORD * number)
     size = num_bytes(like) * get(parameters, BLOCK_SIZE) * get(parameters, HEAD_DIM)
     return size * (block * get(parameters, NUM_KEY_HEADS) + key_head)
@@ -235,7 +235,7 @@ def _keys_at(parameters: int, key_head: int, span: _Span, key: int, like: np.gen
 def _score(
     parameters: int, task: _Task, span: _Span, seen: tuple[int, int], like: np.generic
 ) -> None:
-    """Scores of the vectors from `seen` on; their values are asked for meanwhile."""
+    """Compute the scores of the vectors from `seen` on, and prefetch their values meanwhile."""
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
     scores = _places(task.scratch, task.num_rows * num_groups, head_dim)[3]
@@ -262,7 +262,7 @@ def _weigh_values(
 ) -> None:
     """Add the weighted values of each block, whose weights begin with row `skipped`.
 
-    Meanwhile keys of the next span are asked for: its blocks are those after this one's.
+    Keys of the next span are prefetched meanwhile: its blocks are those after this one's.
     """
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
@@ -316,7 +316,7 @@ def _attend_span(parameters: int, task: _Task, span: _Span, like: np.generic) ->
 
 @inline
 def _finish_vector(parameters: int, row: int, head: int, vector: _Vector, like: np.generic) -> None:
-    """Divides by the sum of the weights, the sink's among them."""
+    """Divide by the sum of the weights, the sink's among them."""
     weight, factor = total(load(vector.total, FLOAT32)), splat(_ONE)
     sinks = get(parameters, SINKS)
     if sinks != 0:
@@ -339,7 +339,7 @@ def _finish_vector(parameters: int, row: int, head: int, vector: _Vector, like: 
 def _attend_task(
     parameters: int, where: int, key_head: int, scratch: int, like: np.generic
 ) -> None:
-    """Attends for the task that is described at `where`."""
+    """Attend for the task that is described at `where`."""
     task = _Task(read_int(where), read_int(where + WORD), key_head, scratch)
     position = read_int(where + 2 * WORD)
     block_ids = of_pass(parameters, BLOCK_IDS) + WORD * read_int(where + 3 * WORD)

@@ -58,7 +58,7 @@ def plus(builder: Builder, address: ir.Value, num_bytes: int) -> ir.Value:
 
 
 def prefetch(builder: Builder, address: ir.Value) -> None:
-    """Have what is there brought to the caches. Harmless where nothing is."""
+    """Prefetch the memory at an address. Harmless if nothing is there."""
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -74,7 +74,7 @@ def vector_call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
 
 
 def emit_fma(builder: Builder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a * b + c, rounded once."""
+    """Emit a * b + c, rounded once."""
     return vector_call(builder, "fma", a, b, c)
 
 

@@ -69,7 +69,7 @@ def _float(value: float) -> ir.Constant:
 
 
 def _is_within(builder: Builder, first: ir.Value, stop: ir.Value) -> ir.Value:
-    """Lanes first, ..., stop - 1."""
+    """Return true in lanes first, ..., stop - 1."""
     lanes = ir.Constant(INTS, list(range(NUM_LANES)))
     ends = [spread(builder, builder.trunc(end, I32), INTS) for end in (first, stop)]
     return builder.and_(
@@ -101,7 +101,7 @@ def read_lanes(builder: Builder, address: ir.Value, like: Any) -> ir.Value:
 
 @instruction
 def load(context: Any, address: Any, like: Any) -> Any:
-    """Sixteen numbers in a row."""
+    """Load sixteen numbers in a row."""
 
     def build(builder: Builder, address: ir.Value, _: ir.Value) -> ir.Value:
         return read_lanes(builder, address, like)
@@ -188,31 +188,31 @@ def splat(context: Any, number: Any) -> Any:
 
 @instruction
 def fma(context: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     return typed(emit_fma, _LANES, _LANES, _LANES, _LANES)
 
 
 @instruction
 def add(context: Any, a: Any, b: Any) -> Any:
-    """a + b."""
+    """Return a + b."""
     return typed(lambda builder, a, b: builder.fadd(a, b), _LANES, _LANES, _LANES)
 
 
 @instruction
 def sub(context: Any, a: Any, b: Any) -> Any:
-    """a - b."""
+    """Return a - b."""
     return typed(lambda builder, a, b: builder.fsub(a, b), _LANES, _LANES, _LANES)
 
 
 @instruction
 def mul(context: Any, a: Any, b: Any) -> Any:
-    """a * b."""
+    """Return a * b."""
     return typed(lambda builder, a, b: builder.fmul(a, b), _LANES, _LANES, _LANES)
 
 
 @instruction
 def div(context: Any, a: Any, b: Any) -> Any:
-    """a / b."""
+    """Return a / b."""
     return typed(lambda builder, a, b: builder.fdiv(a, b), _LANES, _LANES, _LANES)
 
 
@@ -227,7 +227,7 @@ def maximum(context: Any, a: Any, b: Any) -> Any:
 
 
 def _reduced(builder: Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
-    """Lanes combined in halves: always in the same order."""
+    """Combine the lanes in halves, always in the same order."""
     width = NUM_LANES // 2
     while width:
         turned = ir.Constant(INTS, [(i + width) % NUM_LANES for i in range(NUM_LANES)])
@@ -254,7 +254,7 @@ def total(context: Any, lanes: Any) -> Any:
 
 @instruction
 def keep_lanes(context: Any, lanes: Any, first: Any, stop: Any) -> Any:
-    """Minus infinity in all lanes but first, ..., stop - 1."""
+    """Put minus infinity in all lanes but first, ..., stop - 1."""
 
     def build(builder: Builder, lanes: ir.Value, first: ir.Value, stop: ir.Value) -> ir.Value:
         return builder.select(_is_within(builder, first, stop), lanes, _float(-np.inf))
@@ -296,7 +296,7 @@ def _exp(builder: Builder, x: ir.Value) -> ir.Value:
 
 @instruction
 def exp(context: Any, lanes: Any) -> Any:
-    """e to the power of each, to about 1e-7 of it; 0 below -87, infinity above 88."""
+    """Return e to the power of each, to about 1e-7 of it; 0 below -87, infinity above 88."""
     return typed(_exp, _LANES, _LANES)
 
 

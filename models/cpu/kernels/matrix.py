@@ -127,8 +127,8 @@ def multiply_matrix(
 ) -> Any:
     """Write the product of rows of bfloat16 and a panel, float32 [rows, PANEL], to `out`.
 
-    As many rows as the registers were configured for, which begin `row_bytes` apart; `num_inputs`
-    is a multiple of `INPUTS_A_STEP`.
+    It takes as many rows as the registers were configured for, which begin `row_bytes` apart.
+    `num_inputs` is a multiple of `INPUTS_A_STEP`.
     """
 
     def build(builder: Builder, *values: ir.Value) -> None:
@@ -190,7 +190,7 @@ class _Row(NamedTuple):
 
 
 def _swap_control(builder: Builder, place: ir.Value, bits: ir.Value) -> ir.Value:
-    """Set these bits in the thread's floating-point control; what it was before."""
+    """Set these bits in the thread's floating-point control; return its old value."""
     _emit(builder, "sse.stmxcsr", builder.bitcast(place, _ADDRESS))
     before = builder.load(place)
     builder.store(builder.or_(before, bits), place)

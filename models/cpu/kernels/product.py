@@ -144,7 +144,7 @@ def _finish_gated_row(parameters: int, row: int, panel: int, sums: int, like: np
 def _multiply_some(
     parameters: int, row: int, count: int, panel: int, sums: int, kinds: _Kinds
 ) -> None:
-    """`count` rows from `row` on times a panel; the code has one loop for each count."""
+    """Multiply `count` rows from `row` on by a panel; the code has one loop for each count."""
     num_inputs = get(parameters, NUM_INPUTS)
     row_bytes = num_bytes(kinds.rows) * num_inputs
     rows = rows_at(parameters, SOURCE) + row * row_bytes
@@ -208,7 +208,7 @@ def _multiply(parameters: int, kinds: _Kinds) -> None:
 
 
 def multiply_bfloat16_by_matrix(parameters: Any) -> None:
-    """Rows and weights of bfloat16, on matrix registers; inputs a multiple of `INPUTS_A_STEP`."""
+    """Multiply bfloat16 on matrix registers; the inputs are a multiple of `INPUTS_A_STEP`."""
     own = address_of(parameters)
     sums, config = stack_bytes(_MATRIX_STACK_BYTES), stack_bytes(CONFIG_BYTES)
     num_rows, num_inputs = of_pass(own, NUM_ROWS), get(own, NUM_INPUTS)
@@ -237,20 +237,20 @@ def multiply_bfloat16_by_matrix(parameters: Any) -> None:
 
 
 def multiply_bfloat16(parameters: Any) -> None:
-    """Rows and weights of bfloat16."""
+    """Multiply rows and weights of bfloat16."""
     _multiply(address_of(parameters), _Kinds(BFLOAT16, BFLOAT16))
 
 
 def multiply_float32(parameters: Any) -> None:
-    """Rows and weights of float32."""
+    """Multiply rows and weights of float32."""
     _multiply(address_of(parameters), _Kinds(FLOAT32, FLOAT32))
 
 
 def multiply_bfloat16_int8(parameters: Any) -> None:
-    """Rows of bfloat16, weights of int8."""
+    """Multiply rows of bfloat16 and weights of int8."""
     _multiply(address_of(parameters), _Kinds(BFLOAT16, _INT8))
 
 
 def multiply_float32_int8(parameters: Any) -> None:
-    """Rows of float32, weights of int8."""
+    """Multiply rows of float32 and weights of int8."""
     _multiply(address_of(parameters), _Kinds(FLOAT32, _INT8))

@@ -210,7 +210,7 @@ def _store_head(parameters: int, row: int, head: int, slot: int, like: np.generi
 
 @inline
 def _store_shared(parameters: int, head: int, first: int, stop: int, like: np.generic) -> None:
-    """Once more those of rows [first, stop) that have further slots."""
+    """Store the head of rows [first, stop) in their further slots, if they have any."""
     for number in range(of_pass(parameters, NUM_SHARED)):
         row = read_int(of_pass(parameters, SHARED_ROWS) + WORD * number)
         if first <= row < stop:
@@ -264,12 +264,12 @@ def pick_rows(parameters: Any) -> None:
 
 
 def norm_bfloat16(parameters: Any) -> None:
-    """Root mean square norm, bfloat16."""
+    """Apply the root mean square norm, bfloat16."""
     _norm_rows(address_of(parameters), BFLOAT16)
 
 
 def norm_float32(parameters: Any) -> None:
-    """Root mean square norm, float32."""
+    """Apply the root mean square norm, float32."""
     _norm_rows(address_of(parameters), FLOAT32)
 
 

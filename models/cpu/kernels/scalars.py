@@ -56,7 +56,7 @@ def copy_bytes(context: Any, target: Any, source: Any, count: Any) -> Any:
 
 @instruction
 def take_next(context: Any, address: Any) -> Any:
-    """Add one to the int64 there, whoever else does at that moment; what it was before."""
+    """Add one to the int64 there, atomically; return its old value."""
 
     def build(builder: Builder, address: ir.Value) -> ir.Value:
         place = pointer(builder, address, I64)

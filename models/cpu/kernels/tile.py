@@ -76,7 +76,7 @@ def _fma(builder: Builder, sums: ir.Value, *words: ir.Value) -> ir.Value:
 def _multiply(
     builder: Builder, sums: ir.Value, inputs: ir.Value, weights: ir.Value, *, are_pairs: bool
 ) -> ir.Value:
-    """sums + inputs * weights, of vectors of 32-bit words: float32, or pairs of bfloat16."""
+    """Return sums + inputs * weights of vectors of 32-bit words: float32, or pairs of bfloat16."""
     if not are_pairs:
         return _fma(builder, sums, inputs, weights)
     if _HAS_PAIR_PRODUCT:
@@ -99,7 +99,7 @@ class _Tile(NamedTuple):
     is_int8: bool  # weights are
 
     def sums(self) -> list[list[ir.Value]]:
-        """Zeros, for each row and vector. LLVM turns the memory into registers."""
+        """Return zeros for each row and vector. LLVM turns the memory into registers."""
         count = range(len(self.vectors))
         made = [[cgutils.alloca_once(self.builder, FLOATS) for _ in count] for _ in self.rows]
         for each in (each for row in made for each in row):

@@ -208,7 +208,7 @@ _Moves = list[dict[int, Ranges]]  # by state: to which on which characters
 
 
 def _automaton(language: Language, alphabet: Ranges) -> tuple[_Moves, list[bool]]:
-    """Moves, and which states may be the last; the first state is 0."""
+    """Return the moves, and the states that may be the last; the first state is 0."""
     numbers: dict[Language, int] = {language: 0}
     moves: _Moves = []
     queue = deque([language])
@@ -231,7 +231,7 @@ def _automaton(language: Language, alphabet: Ranges) -> tuple[_Moves, list[bool]
 
 
 def _classes(language: Language, alphabet: Ranges) -> list[Ranges]:
-    """Sets of characters that make no difference to what may follow the first character."""
+    """Return sets of characters that make no difference to what may follow the first one."""
     classes = [alphabet]
     for ranges in _first(language):
         rest = complement(ranges)

@@ -1,7 +1,7 @@
 r"""Reads a regular expression with Python's own parser, as far as constraints can serve it.
 
-The result is a tree of five kinds of nodes. Features that a matcher of whole texts cannot honour
-token by token are refused before (`features`). Parts without effect on whole texts (lazy
+The result is a tree of six kinds of nodes (`tree`). Features that a matcher of whole texts cannot
+honour token by token are refused before (`features`). Parts without effect on whole texts (lazy
 quantifiers, groups that capture, comments) are left out. Standard library only.
 
 Source: Python 3.11-3.13, Lib/re/_parser.py (the operators of its tree) and docs of `re`.
@@ -142,7 +142,7 @@ class _Walker:
 
 
 def _written(plain: list[tuple[int, int]], flags: int) -> Ranges:
-    """Characters that are written themselves, in both cases where case is ignored."""
+    """Return characters that are written themselves, in both cases if case is ignored."""
     ranges = union(plain)
     if not flags & re.IGNORECASE:
         return ranges

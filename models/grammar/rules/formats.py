@@ -193,7 +193,7 @@ class FormatReader:
         return Special(f"<[{found}]>")
 
     def check_excluded(self, fields: Fields) -> None:
-        """Special tokens are never part of free text: to exclude them asks for nothing."""
+        """Check that excluded tokens are special, which free text never has."""
         for token in fields.items("exclude_tokens", []):
             if isinstance(token, bool) or not isinstance(token, str | int):
                 refuse("must be tokens' names or numbers", path=fields.place("exclude_tokens"))

@@ -1,6 +1,6 @@
 """Free text with constrained parts in it: the formats of structural tags that wait for a trigger.
 
-Each trigger is found wherever it stands first; from there what belongs to it must follow.
+Each trigger is found wherever it stands first. The part that belongs to it must follow there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reader(Protocol):
 
 
 def triggered_tags(reader: Reader, fields: Fields, after: After | None) -> Built:
-    """Free text in which a trigger begins a tag."""
+    """Build free text in which a trigger begins a tag."""
     triggers = marks(fields.texts("triggers"), fields.place("triggers"))
     bodies: dict[str, list[Expr]] = {trigger: [] for trigger in triggers}
     whole: list[Expr] = []
@@ -90,7 +90,7 @@ def triggered_tags(reader: Reader, fields: Fields, after: After | None) -> Built
 
 
 def dispatch(reader: Reader, fields: Fields, after: After | None) -> Built:
-    """Free text in which each trigger has a format of its own."""
+    """Build free text in which each trigger has a format of its own."""
     bodies: dict[str, Expr] = {}
     path = fields.place("rules")
     for i, rule in enumerate(fields.items("rules")):
@@ -124,7 +124,7 @@ def _triggered(
 
 
 def _free(fields: Fields, after: After | None, bodies: dict[str, Expr], *, stops: bool) -> Built:
-    """Free text with what follows each trigger in it."""
+    """Build free text with what follows each trigger in it."""
     path = fields.place("excludes")
     texts = marks(fields.texts("excludes", []), path)
     if after is None:
@@ -147,7 +147,7 @@ def _free(fields: Fields, after: After | None, bodies: dict[str, Expr], *, stops
 
 
 def token_triggered_tags(reader: Reader, fields: Fields, after: After | None) -> Built:
-    """Free text in which a special token begins a tag."""
+    """Build free text in which a special token begins a tag."""
     reader.check_excluded(fields)
     named = [
         reader.token(token, fields, "trigger_tokens").name
@@ -175,7 +175,7 @@ def token_triggered_tags(reader: Reader, fields: Fields, after: After | None) ->
 
 
 def marks(texts: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """Texts that are looked for in free text: each is found for sure, wherever it stands."""
+    """Return texts to look for in free text: each is found for sure, wherever it stands."""
     if len(texts) > _MAX_MARKS:
         refuse(f"{len(texts)} texts, the limit is {_MAX_MARKS}", path=path)
     for i, text in enumerate(texts):

@@ -92,7 +92,7 @@ class _Reader:
         return self._source
 
     def _step(self, tokens: list[Token], at: int) -> int:
-        """Write what begins at a token; the place of the next."""
+        """Write what begins at a token; return the place of the next."""
         token = tokens[at]
         if _begins_rule(tokens, at):
             return self._head(tokens, at)
@@ -282,7 +282,7 @@ def _begins_rule(tokens: list[Token], at: int) -> bool:
 
 @contextmanager
 def _naming(text: str, start: int, what: str) -> Iterator[None]:
-    """Names the place in refusals within the block."""
+    """Name the place in refusals within the block."""
     try:
         yield
     except UnsupportedGrammar as error:

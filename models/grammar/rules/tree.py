@@ -88,7 +88,7 @@ EMPTY = Regular(NodeSequence(()), 0, 1)
 
 
 def literal_text(text: str) -> Regular:
-    """Just this text."""
+    """Return just this text."""
     node = NodeSequence(tuple(Chars(((ord(char), ord(char)),)) for char in text))
     return Regular(node, len(text), 1)
 

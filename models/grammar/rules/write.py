@@ -1,7 +1,7 @@
 """Writes a grammar with rules for the compiler, in its Lark notation.
 
-A regular part becomes a terminal each if the lexer may read it so (`lexemes`). Elsewhere it becomes
-rules over single characters, which are slower and read exactly the same texts.
+A regular part becomes a terminal of its own if the lexer may read it so (`lexemes`). Elsewhere it
+becomes rules over single characters, which are slower and read exactly the same texts.
 """
 
 from __future__ import annotations

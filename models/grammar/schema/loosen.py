@@ -176,7 +176,7 @@ class _Loosening:
         return is_left
 
     def _take_out(self, part: Steps, reason: str) -> None:
-        """Take a part out; if that was done and did not help, what is around it."""
+        """Take a part out, or the part around it if that was done and did not help."""
         while part in self._reasons and part:
             part = part[:-1]
         if any(_covers(known, part) for known in self._reasons):

@@ -70,7 +70,7 @@ def rust_patterns(text: str, limits: RegexLimits, automata: set[Node] | None = N
 
 
 def _parts(tree: Node, automata: set[Node]) -> list[Node]:
-    """Trees without anchors and look-ahead, all of which match the whole text."""
+    """Return trees without anchors and look-ahead, all of which match the whole text."""
     if not has_looks(tree):
         try:
             options: list[Node] = [
@@ -94,7 +94,7 @@ def _parts(tree: Node, automata: set[Node]) -> list[Node]:
 
 @lru_cache(_MAX_KEPT)
 def _without_looks(tree: Node) -> tuple[Node, ...] | str:
-    """Trees all of which match, or why there are none."""
+    """Return trees all of which match, or why there are none."""
     try:
         found = resolved(tree, _WRITABLE, is_whole=False, is_shared=True)
     except UnsupportedGrammar as error:
@@ -116,7 +116,7 @@ def _checked(tree: Node, limits: RegexLimits) -> str:
 
 
 def at_path(text: str, limits: RegexLimits, path: str, automata: set[Node]) -> list[str]:
-    """`rust_patterns`, whose refusals name the place in the schema too."""
+    """Call `rust_patterns`, with refusals that name the place in the schema too."""
     try:
         return rust_patterns(text, limits, automata)
     except UnsupportedGrammar as error:

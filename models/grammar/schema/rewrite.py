@@ -146,7 +146,7 @@ def _unwritable(value: JsonValue) -> str | None:
 
 
 def _check_min_properties(path: str, inner: Schema) -> None:
-    """Names that are not declared may come twice, and would count twice."""
+    """Check minProperties: names that are not declared may come twice, and would count twice."""
     least = inner.get("minProperties")
     is_open = inner.get("additionalProperties") is not False or inner.get("patternProperties")
     required = inner.get("required")

@@ -96,7 +96,7 @@ class SchemaSource:
         return []
 
     def _having(self, keyword: str, part: str | None) -> list[str]:
-        """Places of a keyword whose value contains `part` (any value when None)."""
+        """Return the places of a keyword whose value contains `part` (any value if None)."""
         return [
             path + json_path(keyword)
             for path, inner in self.places.walk(self.schema)
@@ -238,6 +238,6 @@ def _may_be_empty(node: Node) -> bool:
 
 
 def one_line(complaint: str) -> str:
-    """llguidance's complaint without its state dump and with its lines joined."""
+    """Return llguidance's complaint without its state dump and with its lines joined."""
     lines = [line.strip() for line in complaint.replace("<non-verbose/>", "").splitlines()]
     return " ".join(line for line in lines if line)
