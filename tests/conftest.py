@@ -24,6 +24,7 @@ if not Path("/proc/driver/nvidia").exists():
 # oneDNN keeps a compiled product for each shape: tests have thousands, a service some tens.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
+_OURS = {"deployments", "router", "models", "loadtest"}
 _MAX_RESIDENT_BYTES = 3 * 2**30  # of one process that runs all tests
 
 
@@ -91,11 +92,15 @@ def own_logging() -> None:
     Replicas that a test before it made in this process, or Serve itself, have had them go to
     Serve's handlers as well.
     """
-    for name in ("deployments", "router", "models", "ray.serve"):
-        logger = logging.getLogger(name)
-        logger.handlers = []
-        logger.propagate = True
-        logger.setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.split(".")[0] in _OURS | {"ray"}:
+            logger.disabled = False
+        if isinstance(logger, logging.Logger) and (name in _OURS or name == "ray.serve"):
+            logger.handlers = []
+            logger.propagate = True
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

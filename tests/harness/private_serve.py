@@ -25,6 +25,7 @@ def private_serve(num_cpus: int, *also_importable: Path) -> Iterator[None]:
         for name, value in private_environment(Path(folder)).items():
             patch.setenv(name, value)
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # else a busy core beside it stalls its ranks
         patch.setenv(
             "PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests", *also_importable)))
         )
