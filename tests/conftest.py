@@ -24,7 +24,7 @@ if not Path("/proc/driver/nvidia").exists():
 # oneDNN keeps a compiled product for each shape: tests have thousands, a service some tens.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
-_OURS = {"deployments", "router", "models", "loadtest"}
+_LOGGERS = ("deployments", "router", "models", "ray.serve")
 _MAX_RESIDENT_BYTES = 3 * 2**30  # of one process that runs all tests
 
 
@@ -94,13 +94,14 @@ def own_logging() -> None:
     """
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and name.split(".")[0] in _OURS | {"ray"}:
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
             logger.disabled = False
-        if isinstance(logger, logging.Logger) and (name in _OURS or name == "ray.serve"):
-            logger.handlers = []
-            logger.propagate = True
-            logger.setLevel(logging.NOTSET)
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = []
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,7 @@ def run(folder: Path, files: dict[str, str], *words: str) -> tuple[str, list[dic
         env=environment | {"PYTHONPATH": str(ROOT), "TOLD": str(told)},
         capture_output=True,
         text=True,
+        timeout=100,
         check=False,
     )
     return ended.stdout + ended.stderr, [json.loads(line) for line in told.read_text().splitlines()]

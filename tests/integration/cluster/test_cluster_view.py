@@ -1,4 +1,4 @@
-"""What is refused in a cluster: by what its nodes announce, and not where it may grow."""
+"""A cluster refuses a config by what its nodes announce, unless it may grow."""
 
 from __future__ import annotations
 
