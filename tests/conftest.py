@@ -94,7 +94,7 @@ def own_logging() -> None:
     """
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
-    for logger in logging.root.manager.loggerDict.values():
+    for logger in list(logging.root.manager.loggerDict.values()):  # threads make some
         if isinstance(logger, logging.Logger):
             logger.disabled = False
     for name in _LOGGERS:
