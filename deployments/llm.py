@@ -29,8 +29,6 @@ from tqdm.auto import tqdm
 
 from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
-from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
-from deployments.config.schema import AppConfig
 from deployments.config.vllm.engine_args import engine_tree
 from deployments.ingress.service import served_model
 from deployments.local.engines import LocalEngines
@@ -42,11 +40,10 @@ from deployments.local.outputs import (
     RequestOutput,
     request_output,
 )
+from deployments.local.pair import LoadedPair, local_config
 from deployments.local.room import Room
 from deployments.local.sampling_params import SamplingParams
 from models.engine.load import EngineLoad
-from models.fetch.hub import bring
-from models.fetch.sources import say
 from models.protocol.errors import InvalidRequest
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
@@ -110,14 +107,12 @@ class LLM:
         tree = _tree(target, draft, engine, speculation)
         tree["router"] = _ROUTER | tree["router"] | dict(router or {})
         tree["constraint"] = dict(constraint or {})
-        config = resolved(fitted(AppConfig.model_validate(tree)))
-        check_models(config)
-        for model in config.models.values():
-            bring(Path(model.model_path), say)
-        self.config = with_shared_vocabulary(config)
+        self.config = local_config(tree)
         began_s = time.monotonic()
-        self._engines = LocalEngines(self.config)
-        self._model = served_model(self.config.router, self._engines.tokenizer, created=0)
+        pair = LoadedPair(self.config)
+        self._engines = pair.engines()
+        self._generator = self._engines.router()
+        self._model = served_model(self.config.router, pair.tokenizer, created=0)
         self._room = Room(
             self._engines.loads()["target"],
             self.config.target.max_num_seqs,
@@ -252,7 +247,7 @@ class LLM:
         request = answer.request
         try:
             detokenizer = self._model.tokenizer.detokenizer(job.after(request), job.shown_ids)
-            items = self._engines.generator.generate(request, detokenizer)
+            items = self._generator.generate(request, detokenizer)
             with naming_field(*job.grammar_fields):
                 async with aclosing(items):
                     async for item in items:

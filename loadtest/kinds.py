@@ -38,7 +38,7 @@ from loadtest.service.served import POD_ENVIRONMENT, Config, served
 from loadtest.trial import frame
 
 PLAIN = "plain"
-_PROMPTS = Path(__file__).with_name("kinds.json")
+_PROMPTS = Path(__file__).parent / "frame" / "kinds.json"
 Ways = Mapping[str, dict[str, Any]]  # a request's settings of speculation, by name
 _SUFFIX, _HEADS, _ADAPTIVE = "suffix", "heads", "adaptive"
 WAYS: Ways = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, _ADAPTIVE: {}}

@@ -1,116 +1,113 @@
-"""Builds engines, grammars and router in this process from a config, for `deployments.llm`.
+"""Engines and routers in this process over models that are loaded (`pair.LoadedPair`).
 
-Draft and target are stepped by turns in the event loop that uses them (`inline.py`). The draft goes
-first, so that one pass of the target verifies the drafts of all sessions.
+The event loop that uses draft and target steps them by turns (`inline.py`), or each has a thread
+(`pool.py`). The draft goes first, so that one pass of the target verifies all sessions' drafts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from deployments.config.fault import Fault
-from deployments.config.schema import AppConfig, ModelConfig
-from deployments.constraint.reward_workers import RewardWorkers
-from deployments.constraint.workers import children_config
+from deployments.config.schema import AppConfig, RouterConfig
 from deployments.local.inline import InlineDevice, InlinePool
-from deployments.local.pool import LocalConstraintPool
-from models.checkpoint.small_files import read_vocab_size
+from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.engine.draft import DraftEngine
 from models.engine.load import EngineLoad
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
-from models.grammar.compiler import GrammarCompiler, VocabularyInfo
-from models.grammar.host import GrammarHost
-from models.grammar.limits import HostLimits, SchemaLimits
 from models.grammar.masks import LocalMaskSource
 from models.heads.config import target_heads
-from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.planning.rollout_places import RolloutPlaces
 from router.services import Services
 
 _EPOCH = 1  # engines here are never replaced
 
+Pool = InlinePool | LocalEnginePool
+Link = Callable[[str, Any], Any]  # puts something between the router and a pool, by its name
+
 
 class LocalEngines:
-    """The models of a resolved config, loaded, and the generator over them.
+    """Engines over loaded models. They belong to the event loop that first uses them.
 
-    Made in any thread; `generator` and `close` belong to one event loop.
-
-    Raises:
-        ValueError: a checkpoint cannot be served; or it asks for several ranks, which are processes
-            of their own.
+    Made by `LoadedPair.engines`.
     """
 
-    def __init__(self, config: AppConfig) -> None:
-        for section, model in config.models.items():
-            if model.tensor_parallel_size > 1:
-                key = f"{section}.tensor_parallel_size"
-                raise Fault(key, f"must be 1 in one process (got {model.tensor_parallel_size})")
-        self.tokenizer = Tokenizer.load(config.router.tokenizer_path)
-        target = ModelRunner(config.target)
-        drafts = {pool: ModelRunner(model) for pool, model in config.draft_models.items()}
-        vocabulary = VocabularyInfo(
-            tokenizer_json=_tokenizer_json(config.target),
-            vocab_size=read_vocab_size(Path(config.target.model_path)),
-            eos_ids=self.tokenizer.eos_ids,
+    def __init__(
+        self,
+        config: AppConfig,
+        target: ModelRunner,
+        drafts: Mapping[str, ModelRunner],
+        constraint: LocalConstraintPool,
+        *,
+        has_threads: bool,
+    ) -> None:
+        self._config = config
+        self._device = None if has_threads else InlineDevice()
+        self.constraint_pool = constraint
+        self.draft_pools = {  # before the target: the engine that comes first goes first
+            name: self._pool(DraftEngine(runner, self._masks(), _EPOCH), runner)
+            for name, runner in drafts.items()
+        }
+        self.target_pool = self._pool(TargetEngine(target, self._masks(), _EPOCH), target)
+
+    def router(
+        self, config: RouterConfig | None = None, *, link: Link | None = None, **services: Any
+    ) -> SpeculativeGenerator:
+        """Return a router over these engines, which knows nothing yet.
+
+        Args:
+            config: of the router; None: that of the pair.
+            link: returns what stands between the router and a pool, given the pool's name and the
+                pool; None: nothing does.
+            services: fields of `Services` in place of these: fewer draft pools, a planner.
+        """
+        config = config or self._config.router
+        between = link or (lambda name, pool: pool)
+        target = self._config.target
+        fields: dict[str, Any] = {
+            "target_pool": between("target", self.target_pool),
+            "draft_pools": {name: between(name, pool) for name, pool in self.draft_pools.items()},
+            "constraint_pool": between("constraint", self.constraint_pool),
+            "speculation": config.speculation,
+            "limits": config.timeouts,
+            "heads": target_heads(target.heads, target.early_exit),
+            "rollouts": RolloutPlaces(config.max_rollouts, config.max_rollout_slowdown),
+        }
+        return SpeculativeGenerator(
+            Services(**fields | services), max_model_len=config.max_model_len
         )
-        service = config.constraint
-        self._constraint = LocalConstraintPool(
-            GrammarHost(
-                GrammarCompiler(
-                    vocabulary, SchemaLimits(max_schema_bytes=service.max_schema_bytes)
-                ),
-                HostLimits(max_cached_grammars=service.cache_size),
-            ),
-            rewards=RewardWorkers(
-                children_config(
-                    service,
-                    tokenizer_path=config.router.tokenizer_path,
-                    vocab_size=vocabulary.vocab_size,
-                    eos_ids=vocabulary.eos_ids,
-                )
-            ),
-        )
-        self._device = InlineDevice()
-        self._pools: dict[str, InlinePool] = {}
-        for pool, draft in drafts.items():  # before the target: the engine that comes first goes
-            self._add(pool, DraftEngine(draft, self._masks(), _EPOCH), draft)  # first
-        self._add("target", TargetEngine(target, self._masks(), _EPOCH), target)
-        services = Services(
-            target_pool=self._pools["target"],
-            draft_pools={pool: self._pools[pool] for pool in drafts},
-            constraint_pool=self._constraint,
-            speculation=config.router.speculation,
-            limits=config.router.timeouts,
-            heads=target_heads(config.target.heads, config.target.early_exit),
-            rollouts=RolloutPlaces(config.router.max_rollouts, config.router.max_rollout_slowdown),
-        )
-        self.generator = SpeculativeGenerator(services, max_model_len=config.router.max_model_len)
 
     def loads(self) -> dict[str, EngineLoad]:
         """Return the load of the engines, by the name of their section."""
-        return {name: pool.engine.load() for name, pool in self._pools.items()}
+        return {name: pool.engine.load() for name, pool in self._pools().items()}
 
     async def close(self) -> None:
         """End the engines; sessions that run are lost. Idempotent."""
-        await self._device.close()
+        if self._device is not None:
+            await self._device.close()
+        for pool in self._pools().values():
+            if isinstance(pool, LocalEnginePool):
+                await pool.close()
         with contextlib.suppress(
             RuntimeError
         ):  # at the interpreter's end no thread begins any more
-            await self._constraint.close()
+            await self.constraint_pool.close()
 
-    def _add(self, name: str, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> None:
-        self._pools[name] = self._device.pool(
+    def _pools(self) -> dict[str, Pool]:
+        return {**self.draft_pools, "target": self.target_pool}
+
+    def _pool(self, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> Pool:
+        if self._device is not None:
+            return self._device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
+        return LocalEnginePool(
             engine,
             epoch=_EPOCH,
             max_model_len=runner.max_model_len,
+            kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
         )
 
     def _masks(self) -> LocalMaskSource:
-        return LocalMaskSource(self._constraint.host)
-
-
-def _tokenizer_json(target: ModelConfig) -> str:
-    return (Path(target.model_path) / "tokenizer.json").read_text(encoding="utf-8")
+        return LocalMaskSource(self.constraint_pool.host)

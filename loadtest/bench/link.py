@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from deployments.config.schema import ModelConfig
 from deployments.engine.rank import EngineKind
 from loadtest.bench.loop import Ask, Learnt, LoopRun, Prompts, make_services, serve_asks
-from loadtest.bench.ranks import ProcessPool
+from loadtest.frame.ranks import ProcessPool
 from router.generator import SpeculativeGenerator
 
 Result = TypeVar("Result")

@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loadtest.frame.prompts import load_prompts
 from loadtest.report.machine import ROOT
 from loadtest.study.findings import chosen_draft, findings_of
 from loadtest.study.page import write_page
 from loadtest.study.plot import draw_theory
-from loadtest.study.prompts import load_prompts
 from loadtest.study.record import Record
 from loadtest.study.sections import acceptance, costs, speed
 from loadtest.study.settings import Settings, model_label

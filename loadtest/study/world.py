@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from loadtest.frame.prompts import Prompt
 from loadtest.study.engines import Ask, DraftModel, Engines, Models
-from loadtest.study.prompts import Prompt
 from loadtest.study.settings import Settings
 from models.text.tokenizer import Tokenizer
 

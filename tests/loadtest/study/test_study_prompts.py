@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from loadtest.frame.prompts import DEMO_TASKS, Prompt, load_prompts, read_prompts
 from loadtest.study.__main__ import main
-from loadtest.study.prompts import DEMO_TASKS, Prompt, load_prompts, read_prompts
 from models.text.tokenizer import Tokenizer
 from tests.harness.local import DEMO, demo_tokenizer
 

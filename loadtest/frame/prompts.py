@@ -6,7 +6,7 @@ optionally `schema`. The section on structure holds the answer to this JSON sche
     {"task": "code", "messages": [{"role": "user", "content": "Sort a list in Python."}]}
 
 Two sets have names. `demo` has held-out chats of the kinds that the demo pair was trained on.
-`kinds` has this project's prompts for real models (`loadtest/kinds.json`).
+`kinds` has this project's prompts for real models (`kinds.json`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.kinds import read_prompts as read_kinds
 from models.demo.data.chat import Conversation
 from models.demo.data.mixture import Mixture
 from models.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
+_KINDS = Path(__file__).with_name("kinds.json")
 
 # Kinds of the demo's held-out texts, by task.
 DEMO_TASKS = {"code": "code", "json": "extraction", "text": "short", "creative": "story"}
@@ -148,6 +148,12 @@ def _messages(value: Any) -> tuple[Message, ...]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_kinds() -> dict[str, list[str]]:
+    """Read this project's prompts for real models, by kind."""
+    content: dict[str, list[str]] = json.loads(_KINDS.read_text(encoding="utf-8"))
+    return content
 
 
 def _kinds_prompts() -> Iterator[Prompt]:

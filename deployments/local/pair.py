@@ -1,0 +1,106 @@
+"""The expensive part of a service in one process: models, tokenizer and grammars, loaded once.
+
+Engines over a loaded pair are cheap (`engines.LocalEngines`), and so are routers over engines. So
+`deployments.llm`, measurements and tests load a pair once and begin with empty engines each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.config.fault import Fault
+from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
+from deployments.config.schema import AppConfig
+from deployments.constraint.reward_workers import RewardWorkers
+from deployments.constraint.workers import children_config
+from deployments.local.engines import LocalEngines
+from deployments.local.pool import LocalConstraintPool
+from models.checkpoint.small_files import read_vocab_size
+from models.engine.runner import ModelRunner
+from models.fetch.hub import bring
+from models.fetch.sources import say
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
+from models.grammar.host import GrammarHost
+from models.grammar.limits import HostLimits, SchemaLimits
+from models.kv.block_pool import BlockPool
+from models.text.tokenizer import Tokenizer
+
+
+def local_config(tree: Mapping[str, Any]) -> AppConfig:
+    """Return a config that is ready to load; models that are known by a name only are fetched.
+
+    Args:
+        tree: sections and their fields, as in the `args` of a config file.
+
+    Raises:
+        ValueError: a field is unknown or wrong, or a model is missing or cannot be served.
+    """
+    config = resolved(fitted(AppConfig.model_validate(tree)))
+    check_models(config)
+    for model in config.models.values():
+        bring(Path(model.model_path), say)
+    return with_shared_vocabulary(config)
+
+
+class LoadedPair:
+    """A target, its draft models and their grammars. Made in any thread.
+
+    Args:
+        config: see `local_config`.
+
+    Raises:
+        ValueError: a checkpoint cannot be served; or it asks for several ranks, which are processes
+            of their own.
+    """
+
+    def __init__(self, config: AppConfig) -> None:
+        for section, model in config.models.items():
+            if model.tensor_parallel_size > 1:
+                key = f"{section}.tensor_parallel_size"
+                raise Fault(key, f"must be 1 in one process (got {model.tensor_parallel_size})")
+        self.config = config
+        self.tokenizer = Tokenizer.load(config.router.tokenizer_path)
+        self.target = ModelRunner(config.target)
+        self.drafts = {pool: ModelRunner(model) for pool, model in config.draft_models.items()}
+        target = Path(config.target.model_path)
+        self.vocabulary = VocabularyInfo(
+            tokenizer_json=(target / "tokenizer.json").read_text(encoding="utf-8"),
+            vocab_size=read_vocab_size(target),
+            eos_ids=self.tokenizer.eos_ids,
+        )
+        service = config.constraint
+        self.grammars = GrammarHost(
+            GrammarCompiler(
+                self.vocabulary, SchemaLimits(max_schema_bytes=service.max_schema_bytes)
+            ),
+            HostLimits(max_cached_grammars=service.cache_size),
+        )
+
+    def engines(self, *, has_threads: bool = False) -> LocalEngines:
+        """Return engines with empty KV caches; those that were returned before must have ended.
+
+        Args:
+            has_threads: each engine has a thread of its own, as in a deployment. If not, the event
+                loop that uses them steps them by turns.
+        """
+        for runner in (self.target, *self.drafts.values()):
+            runner.pool = BlockPool(runner.pool.num_blocks, runner.pool.block_size)
+        return LocalEngines(
+            self.config,
+            self.target,
+            self.drafts,
+            LocalConstraintPool(self.grammars, rewards=self._rewards()),
+            has_threads=has_threads,
+        )
+
+    def _rewards(self) -> RewardWorkers:
+        return RewardWorkers(
+            children_config(
+                self.config.constraint,
+                tokenizer_path=self.config.router.tokenizer_path,
+                vocab_size=self.vocabulary.vocab_size,
+                eos_ids=self.vocabulary.eos_ids,
+            )
+        )

@@ -1,0 +1,18 @@
+"""All experiments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loadtest.experiments.drafting import HEADS, KINDS, SPEED
+from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
+from loadtest.frame.experiment import Experiment
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "speed": SPEED,
+    "heads": HEADS,
+    "kinds": KINDS,
+    "forced": FORCED,
+    "constrained": CONSTRAINED,
+    "first-token": FIRST_TOKEN,
+}

@@ -1,0 +1,131 @@
+"""Claims: the ratios that the project promises, with their goals, computed from a result's rows.
+
+Ways were measured by turns, so ratios and differences are taken within a turn, and the median over
+turns decides. Intervals are of 95% (`report.ratios`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from loadtest.report.ratios import Estimate, ratio_of, ratio_to_best
+
+Row = Mapping[str, Any]  # of a record: its cell, its way, and the runs of each measure
+CELL = ("stage", "workload", "batch")
+ADAPTIVE_TO_BEST, ADAPTIVE_TO_PLAIN = 0.95, 0.97  # goals, everywhere
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`value` should be at least or at most `goal`; `interval`: 95%, where turns give one."""
+
+    text: str
+    value: float
+    relation: Literal["at least", "at most"]
+    goal: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """True if this run shows it."""
+        return self.value >= self.goal if self.relation == "at least" else self.value <= self.goal
+
+    def __str__(self) -> str:
+        verdict = "met" if self.is_met else "MISSED"
+        low_high = "" if self.interval is None else " [{:.2f}, {:.2f}]".format(*self.interval)
+        return f"{self.text}: {self.value:.2f}{low_high} ({self.relation} {self.goal:g}: {verdict})"
+
+    def record(self) -> dict[str, object]:
+        """Return the claim as a dict for the JSON file."""
+        return {
+            "text": self.text,
+            "value": self.value,
+            "relation": self.relation,
+            "goal": self.goal,
+            "is_met": self.is_met,
+            **({} if self.interval is None else {"interval": list(self.interval)}),
+        }
+
+
+Compare = Callable[["Goal", Mapping[str, Row]], Estimate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A claim for every cell of an experiment that has its ways.
+
+    Attributes:
+        way: whose measure it is.
+        to: the way that it is compared with, or a pattern: the best of those that match.
+        measure: name of a measure.
+        at_least, at_most: the goal; one of them.
+        only: values that a cell must have, by `stage`, `workload`, `batch`.
+        by: how the two are compared.
+    """
+
+    way: str
+    to: str
+    measure: str = "tokens_per_s"
+    at_least: float | None = None
+    at_most: float | None = None
+    only: Mapping[str, Any] = field(default_factory=dict)
+    by: Literal["ratio", "difference", "ratio to best"] = "ratio"
+
+    def claims(self, rows: Sequence[Row]) -> Iterator[Claim]:
+        """Yield a claim for each cell that has rows of both ways."""
+        relation: Literal["at least", "at most"] = "at least" if self.at_most is None else "at most"
+        goal = self.at_least if self.at_most is None else self.at_most
+        assert goal is not None, f"a claim about {self.way} has no goal"
+        for cell, ways in cells(rows).items():
+            if any(cell[CELL.index(name)] != value for name, value in self.only.items()):
+                continue
+            estimate = self._estimate(ways)
+            if estimate is not None:
+                where = ", ".join([cell[0], cell[1], f"batch {cell[2]}"])
+                yield Claim(
+                    f"{where}: {self.measure}, {self.way} {_WORDS[self.by]} {self.to}",
+                    estimate.value,
+                    relation,
+                    goal,
+                    (estimate.low, estimate.high),
+                )
+
+    def _estimate(self, ways: Mapping[str, Row]) -> Estimate | None:
+        others = {
+            name: row["runs"][self.measure]
+            for name, row in ways.items()
+            if fnmatchcase(name, self.to) and name != self.way and self.measure in row["runs"]
+        }
+        own = ways.get(self.way, {}).get("runs", {}).get(self.measure)
+        if own is None or not others:
+            return None
+        if self.by == "ratio to best":
+            return ratio_to_best(own, others).ratio if len(own) > 1 else None
+        (other,) = others.values()
+        if self.by == "ratio":
+            return ratio_of(own, other)
+        more = sorted(above - below for above, below in zip(own, other, strict=True))
+        return Estimate(statistics.median(more), more[0], more[-1])
+
+
+_WORDS = {"ratio": "/", "difference": "-", "ratio to best": "/ best of"}
+
+
+def cells(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """Group rows by their cell, and in a cell by their way."""
+    grouped: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        grouped.setdefault(tuple(row[name] for name in CELL), {})[row["way"]] = row
+    return grouped
+
+
+def never_wrong(to_best: float = ADAPTIVE_TO_BEST) -> tuple[Goal, Goal]:
+    """Return the claims that adaptive k is near the best fixed k, 0 included, and near plain."""
+    return (
+        Goal(way="adaptive", to="k=*", at_least=to_best, by="ratio to best"),
+        Goal(way="adaptive", to="k=0", at_least=ADAPTIVE_TO_PLAIN),
+    )

@@ -1,0 +1,263 @@
+"""An experiment: workloads x ways x stages x batches, run by turns, with measures and claims.
+
+An experiment is a value (`loadtest/experiments/`). A cell is a workload at a batch on a stage.
+`measure` runs all ways of every cell by turns and keeps the figures of each turn. It fails if a
+text depends on the way. One record and one table serve all experiments.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from loadtest.frame.claims import CELL, Claim, Goal
+from loadtest.frame.runs import MEASURES, Ask, Run
+from loadtest.frame.stages import Models, Opener, Stage
+from loadtest.frame.ways import PLAIN, Way
+from loadtest.report.interleaved import interleave
+
+_WARM_UP_TOKENS = 16
+_KEPT_DIGITS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The terms of a workload's requests.
+
+    Attributes:
+        count: number of requests.
+        tokens: limit of each answer.
+        turn: number of the run, from 0; a workload may ask something new each time.
+        models: the pair that is asked: its tokenizer is that of the prompts.
+    """
+
+    count: int
+    tokens: int
+    turn: int
+    models: Models
+
+
+Workload = Callable[[Terms], Sequence[Ask]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One experiment.
+
+    Attributes:
+        question: it answers, in words.
+        workloads: makers of requests, by name.
+        ways: by name, in the order of the table; the first is the one that others are compared to.
+        stages: names of `STAGES`.
+        batches: requests at a time.
+        measures: names of `MEASURES`, the first one compared.
+        goals: claims.
+        pair: of models, by a name that `pairs.py` knows.
+        engine: fields of the models' sections.
+        router: fields of the section `router`.
+        tokens: of each answer, at most.
+        count: requests of a run for each place; at least one.
+        repeats: turns.
+        warm_s: how long a way with a planner runs before it counts.
+    """
+
+    question: str
+    workloads: Mapping[str, Workload]
+    ways: Mapping[str, Way]
+    stages: tuple[str, ...] = ("engine",)
+    batches: tuple[int, ...] = (1,)
+    measures: tuple[str, ...] = ("tokens_per_s", "tokens_per_round", "acceptance", "mean_k")
+    goals: tuple[Goal, ...] = ()
+    pair: str = "demo"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    router: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int = 64
+    count: int = 4
+    repeats: int = 5
+    warm_s: float = 0.0
+
+    def quick(self) -> Experiment:
+        """Return the smallest form that runs every part."""
+        return replace(
+            self,
+            workloads=dict(list(self.workloads.items())[:1]),
+            batches=self.batches[:1],
+            stages=self.stages[:1],
+            tokens=min(self.tokens, 16),
+            count=min(self.count, 2),
+            repeats=2,
+            warm_s=0.0,
+        )
+
+    @property
+    def base(self) -> str:
+        """The way that others are compared with."""
+        return next(iter(self.ways))
+
+
+@dataclass(kw_only=True)
+class Result:
+    """All that was found.
+
+    Attributes:
+        rows: a row for each cell and way: `stage`, `workload`, `batch`, `way`, `runs` by measure.
+        problems: what did not hold, a line each.
+        extra: further entries of the record.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def claims(self, goals: Sequence[Goal]) -> list[Claim]:
+        """Return the claims that the rows have figures for."""
+        return [claim for goal in goals for claim in goal.claims(self.rows)]
+
+
+def measure(
+    experiment: Experiment,
+    models: Models,
+    openers: Mapping[str, Opener],
+    on_cell: Callable[[Result], None] = lambda result: None,
+    known: Sequence[Mapping[str, Any]] = (),
+) -> Result:
+    """Run an experiment.
+
+    Args:
+        experiment: what to run.
+        models: of its pair.
+        openers: of its stages, by name.
+        on_cell: called with the result so far after every cell.
+        known: rows of an earlier run that was cut: their cells are not run again.
+
+    Raises:
+        ValueError: a stage cannot do what a way says.
+        RuntimeError: an answer is an error.
+    """
+    result = Result(rows=[dict(row) for row in known])
+    done = {tuple(row[name] for name in CELL) for row in known}
+    for name in experiment.stages:
+        cells = [cell for cell in _cells(experiment) if (name, *cell) not in done]
+        if not cells:
+            continue
+        with openers[name](models) as stage:
+            for workload, batch in cells:
+                cell = dict(zip(CELL, (name, workload, batch), strict=True))
+                _measure_cell(experiment, models, stage, cell, result)
+                on_cell(result)
+    return result
+
+
+def _cells(experiment: Experiment) -> Iterator[tuple[str, int]]:
+    for workload in experiment.workloads:
+        for batch in experiment.batches:
+            yield workload, batch
+
+
+def _measure_cell(
+    experiment: Experiment, models: Models, stage: Stage, cell: Mapping[str, Any], result: Result
+) -> None:
+    batch = cell["batch"]
+    asks = _Turns(experiment.workloads[cell["workload"]], experiment, models, batch)
+    lines: dict[str, Callable[[], Run]] = {
+        name: partial(asks.run, stage, way) for name, way in experiment.ways.items()
+    }
+    for way in experiment.ways.values():
+        asks.warm(stage, way, experiment.warm_s)
+    found = interleave(lines, experiment.repeats)
+    for name, runs in found.items():
+        result.rows.append({**cell, "way": name, "runs": _figures(experiment.measures, runs)})
+    where = ", ".join(str(value) for value in cell.values())
+    result.problems += [f"{where}: {text}" for text in _differences(experiment.ways, found)]
+
+
+class _Turns:
+    """The requests of a cell: each way has the same ones in the same turn."""
+
+    def __init__(self, workload: Workload, experiment: Experiment, models: Models, batch: int):
+        self._workload = workload
+        self._terms = Terms(
+            count=experiment.count * batch, tokens=experiment.tokens, turn=0, models=models
+        )
+        self._batch = batch
+        self._turns: dict[str, int] = {}  # by way
+        self._made: dict[int, Sequence[Ask]] = {}  # by turn
+
+    def run(self, stage: Stage, way: Way) -> Run:
+        """Run the next turn of a way."""
+        turn = self._turns[repr(way)] = self._turns.get(repr(way), 0) + 1
+        return stage.run(self._asks(turn), way, self._batch)
+
+    def warm(self, stage: Stage, way: Way, warm_s: float) -> None:
+        """Run a short form once, and on for `warm_s` where a planner learns."""
+        short = [
+            replace(ask, max_tokens=min(_WARM_UP_TOKENS, ask.max_tokens), schema=None, eos_ids=())
+            for ask in self._asks(0)[: self._batch]
+        ]
+        stage.run(short, way, self._batch)
+        passed_s = 0.0
+        while way.k is None and passed_s < warm_s:
+            run = stage.run(self._asks(0), way, self._batch)
+            passed_s += max(one.ended_s for one in run.answers) - min(
+                one.began_s for one in run.answers
+            )
+
+    def _asks(self, turn: int) -> Sequence[Ask]:
+        if turn not in self._made:
+            self._made[turn] = self._workload(replace(self._terms, turn=turn))
+        return self._made[turn]
+
+
+def _figures(measures: Sequence[str], runs: Sequence[Run]) -> dict[str, list[float]]:
+    return {
+        name: [float(f"{MEASURES[name](run):.{_KEPT_DIGITS}g}") for run in runs]
+        for name in measures
+    }
+
+
+def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) -> Iterator[str]:
+    """Yield a line for each way with a text that another way with the same word does not have."""
+    first: dict[str, str] = {}
+    for name, way in ways.items():
+        base = first.setdefault(way.texts, name) if way.texts else name
+        for turn, (run, wanted) in enumerate(zip(found[name], found[base], strict=True)):
+            places = [
+                str(place)
+                for place, (own, other) in enumerate(
+                    zip(run.contents, wanted.contents, strict=True)
+                )
+                if own != other
+            ]
+            if places:
+                yield f"turn {turn}: answers {', '.join(places)} of {name} are not those of {base}"
+
+
+def table(rows: Sequence[Mapping[str, Any]], base: str = PLAIN) -> list[str]:
+    """Return a Markdown table: medians of each measure, and the first measure's ratio to `base`."""
+    if not rows:
+        return []
+    names = list(rows[0]["runs"])
+    bases = {_cell(row): row["runs"][names[0]] for row in rows if row["way"] == base}
+    lines = [
+        f"| where | way | {' | '.join(names)} | times {base} |",
+        f"|---|---|{'---|' * (len(names) + 1)}",
+    ]
+    for row in rows:
+        figures = [f"{statistics.median(row['runs'][name]):.4g}" for name in names]
+        below = bases.get(_cell(row))
+        ratio = "" if below is None else f"{_median_ratio(row['runs'][names[0]], below):.2f}"
+        where = ", ".join(map(str, _cell(row)))
+        lines.append(f"| {where} | {row['way']} | {' | '.join(figures)} | {ratio} |")
+    return lines
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CELL)
+
+
+def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    pairs = zip(above, below, strict=True)
+    return statistics.median(one / other if other else 0.0 for one, other in pairs)

@@ -1,0 +1,48 @@
+"""Ways to generate the same answers: what an experiment compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PLAIN, ADAPTIVE = "k=0", "adaptive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to generate answers.
+
+    Attributes:
+        k: draft tokens of a round; 0: plain decoding, None: chosen live.
+        drafter: the only drafter of its requests, by its name in requests; None: any.
+        drafts: draft models that the router sees, by the names of their pools; None: all.
+        speculation: fields of `router.speculation`.
+        target: fields of the section `target`: heads, quantization.
+        is_constrained: answers are held to the schemas of their requests.
+        is_pinned: `k` is pinned inside the planner's machinery, which shows what planning costs.
+        texts: ways with the same word here must write the same texts; empty: no comparison.
+    """
+
+    k: int | None = None
+    drafter: str | None = None
+    drafts: tuple[str, ...] | None = None
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+    target: Mapping[str, Any] = field(default_factory=dict)
+    is_constrained: bool = True
+    is_pinned: bool = False
+    texts: str = "all"
+
+    def sees(self, pool: str) -> bool:
+        """Return whether the router sees the pool of draft models of this name."""
+        return self.drafts is None or pool in self.drafts
+
+
+def name_of(k: int | None) -> str:
+    """Return the name of a way to choose k."""
+    return ADAPTIVE if k is None else f"k={k}"
+
+
+def by_k(ks: Sequence[int], **fields: Any) -> dict[str, Way]:
+    """Return plain decoding, each k, and k chosen live, by name."""
+    return {name_of(k): Way(k=k, **fields) for k in (0, *ks, None)}

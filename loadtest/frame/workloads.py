@@ -1,0 +1,126 @@
+"""Workloads: makers of the same requests for every way of a turn.
+
+Prompts are held-out chats of the demo, the project's prompts for real models (`kinds.json`), or
+those of a user's file.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import cycle, islice
+from pathlib import Path
+
+from loadtest.frame.experiment import Terms, Workload
+from loadtest.frame.prompts import Prompt, load_prompts
+from loadtest.frame.runs import Ask
+from loadtest.report.prompts import demo_prompts
+from models.text.tokenizer import Tokenizer
+
+# Mixed traffic: kind, temperature, length as a share of the experiment's.
+_MIXED = (
+    ("extraction", 0.0, 0.75),
+    ("story", 1.3, 1.5),
+    ("code", 0.0, 0.5),
+    ("story", 0.7, 1.25),
+    ("extraction", 0.7, 0.5),
+    ("code", 0.7, 1.0),
+    ("story", 0.0, 1.5),
+)
+_STAGGER_S = 0.03  # between the arrivals that fill the places; later ones come as places are free
+
+
+@lru_cache(maxsize=4)
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a checkpoint."""
+    return Tokenizer.load(folder)
+
+
+def demo(kind: str, *, temperature: float = 0.0, first: int = 0) -> Workload:
+    """Return exact lengths of a kind of the demo's held-out texts, from prompt `first` on."""
+
+    def asks(terms: Terms) -> Sequence[Ask]:
+        prompts = demo_prompts(first + terms.count, kind=kind)[first:]
+        return [
+            Ask(
+                prompt_ids=tuple(prompt),
+                max_tokens=terms.tokens,
+                temperature=temperature,
+                seed=index,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    return asks
+
+
+def turning(first: str, then: str) -> Workload:
+    """Return a half of one kind, then a half of another, which the draft may guess worse."""
+
+    def asks(terms: Terms) -> Sequence[Ask]:
+        half = terms.count // 2
+        drawn = demo_prompts(half, kind=first) + demo_prompts(terms.count - half, kind=then)
+        return [
+            Ask(prompt_ids=tuple(prompt), max_tokens=terms.tokens, seed=index)
+            for index, prompt in enumerate(drawn)
+        ]
+
+    return asks
+
+
+def mixed(terms: Terms) -> Sequence[Ask]:
+    """Return kinds, temperatures and lengths in a random order; arrivals one after another."""
+    shares = [_MIXED[index % len(_MIXED)] for index in range(terms.count)]
+    random.Random(7).shuffle(shares)
+    left = {kind: demo_prompts(terms.count, kind=kind) for kind, _, _ in _MIXED}
+    return [
+        Ask(
+            prompt_ids=tuple(left[kind].pop()),
+            max_tokens=max(1, round(share * terms.tokens)),
+            temperature=temperature,
+            seed=index,
+            pause_s=_STAGGER_S * index if index < terms.count // 4 else 0.0,
+        )
+        for index, (kind, temperature, share) in enumerate(shares)
+    ]
+
+
+def chats(prompts: Sequence[Prompt], *, is_exact: bool, temperature: float = 0.0) -> Workload:
+    """Return the prompts one after another, from the first again when they are too few.
+
+    Args:
+        prompts: to ask.
+        is_exact: no token ends an answer before its limit.
+        temperature: of sampling.
+    """
+
+    def asks(terms: Terms) -> Sequence[Ask]:
+        tokenizer = tokenizer_of(terms.models.target)
+        eos_ids = () if is_exact else tuple(tokenizer.eos_ids)
+        return [
+            Ask(
+                prompt_ids=prompt.encode(tokenizer),
+                max_tokens=terms.tokens,
+                temperature=temperature,
+                seed=index,
+                eos_ids=eos_ids,
+                schema=prompt.schema,
+            )
+            for index, prompt in enumerate(islice(cycle(prompts), terms.count))
+        ]
+
+    return asks
+
+
+def by_task(name: str, num_prompts: int, *, is_exact: bool = False) -> dict[str, Workload]:
+    """Return a workload for each task of a file of prompts or of a set (`prompts.load_prompts`).
+
+    Raises:
+        ValueError: the file is missing, empty or wrong; the message names line, field and value.
+    """
+    prompts = load_prompts(name, num_prompts, seed=0)
+    tasks: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        tasks.setdefault(prompt.task, []).append(prompt)
+    return {task: chats(of_task, is_exact=is_exact) for task, of_task in tasks.items()}

@@ -1,0 +1,56 @@
+"""Claims are computed from rows: within a turn, for each cell, with the goal's relation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loadtest.frame.claims import Goal, never_wrong
+
+
+def row(way: str, runs: list[float], *, batch: int = 1, measure: str = "tokens_per_s") -> Any:
+    return {
+        "stage": "engine",
+        "workload": "story",
+        "batch": batch,
+        "way": way,
+        "runs": {measure: runs},
+    }
+
+
+def test_a_ratio_is_taken_within_a_turn() -> None:
+    rows = [row("fast", [20.0, 200.0, 20.0]), row("slow", [10.0, 100.0, 10.0])]
+    [claim] = Goal(way="fast", to="slow", at_least=2.0).claims(rows)
+    assert claim.value == pytest.approx(2.0)
+    assert claim.is_met
+    assert "batch 1" in claim.text
+
+
+def test_a_difference_has_a_most() -> None:
+    rows = [
+        row("a", [24.0, 69.0, 24.0], measure="first_ms"),
+        row("b", [5.0, 50.0, 5.0], measure="first_ms"),
+    ]
+    goal = Goal(way="a", to="b", measure="first_ms", by="difference", at_most=18.0)
+    [claim] = goal.claims(rows)
+    assert claim.value == pytest.approx(19.0)
+    assert not claim.is_met
+
+
+def test_the_best_of_others_is_picked_on_other_turns() -> None:
+    rows = [
+        row("adaptive", [9.0, 9.0, 9.0, 9.0]),
+        row("k=0", [10.0, 1.0, 10.0, 1.0]),
+        row("k=3", [5.0, 5.0, 5.0, 5.0]),
+    ]
+    to_best, to_plain = [claim for goal in never_wrong() for claim in goal.claims(rows)]
+    # Even turns pick k=0 and odd ones k=3, so each is compared where it was not picked.
+    assert to_best.value == pytest.approx((9 / 5 + 9 / 1) / 2)
+    assert to_plain.value == pytest.approx((9 / 10 + 9 / 1) / 2)
+
+
+def test_only_chosen_cells_and_those_with_both_ways_have_claims() -> None:
+    rows = [row("a", [2.0], batch=1), row("b", [1.0], batch=1), row("a", [2.0], batch=8)]
+    assert len(list(Goal(way="a", to="b", at_least=1.0).claims(rows))) == 1
+    assert not list(Goal(way="a", to="b", at_least=1.0, only={"batch": 8}).claims(rows))

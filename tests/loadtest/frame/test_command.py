@@ -1,0 +1,83 @@
+"""Every experiment runs in its smallest form; the record has its rows, claims and settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.experiments.registry import EXPERIMENTS
+
+IN_PROCESS = [
+    name
+    for name, experiment in EXPERIMENTS.items()
+    if experiment.stages[0] == "engine" and experiment.pair == "demo"
+]
+
+
+def test_the_list_has_every_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(
+        f"{name} " in printed and one.question in printed for name, one in EXPERIMENTS.items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_an_experiment_runs(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    assert main([name, "--quick", "--threads", "1", "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    experiment = EXPERIMENTS[name].quick()
+    assert {row["way"] for row in record["samples"]} == set(experiment.ways)
+    assert all(
+        len(runs) == experiment.repeats and min(runs) >= 0.0
+        for row in record["samples"]
+        for runs in row["runs"].values()
+    )
+    assert record["command"].startswith(f"python -m loadtest {name}")
+    assert output.with_suffix(".png").stat().st_size > 1000
+
+
+def test_prompts_of_a_user_are_asked(tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text(
+        '{"task": "cities", "messages": [{"role": "user", "content": "Name one."}]}\n'
+    )
+    output = tmp_path / "record.json"
+    words = f"speed --quick --prompts {prompts} --way k=0 k=3 --threads 1 --output {output}"
+    assert main(words.split()) == 0
+    assert {row["workload"] for row in json.loads(output.read_text())["samples"]} == {"cities"}
+
+
+def test_a_run_that_was_cut_goes_on_with_the_same_settings_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "record.json"
+    words = ["first-token", "--quick", "--threads", "1", "--output", str(output)]
+    assert main(words) == 0
+    before = json.loads(output.read_text())["samples"]
+    assert main([*words, "--resume"]) == 0
+    assert json.loads(output.read_text())["samples"] == before
+    with pytest.raises(SystemExit):
+        main([*words, "--resume", "--tokens", "3"])
+    assert "tokens = None, not 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("forced --workload lists", "--workload: must be among order, long keys"),
+        ("forced --pair nowhere", "pair 'nowhere': target/config.json is missing"),
+        ("", "an experiment is needed"),
+    ],
+)
+def test_options_that_name_nothing_are_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert message in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Experiments run by turns, on any stage; equal texts are checked; a run that was cut goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from loadtest.frame.experiment import Experiment, Result, Terms, measure, table
+from loadtest.frame.pairs import find_models
+from loadtest.frame.runs import Answer, Ask, Run
+from loadtest.frame.ways import Way
+
+MODELS = find_models("demo")
+
+
+def asks(terms: Terms) -> Sequence[Ask]:
+    return [Ask(prompt_ids=(terms.turn, index), max_tokens=4) for index in range(terms.count)]
+
+
+class ScriptedStage:
+    """Answers at once with the prompt, or with something else in ways that it was told."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+        self.seen: list[tuple[str, tuple[int, ...], int]] = []
+
+    def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
+        name = way.drafter or "plain"
+        self.seen += [(name, ask.prompt_ids, ask.max_tokens) for ask in asks]
+        answers = [
+            Answer(
+                content=(0,) if name == self.wrong else ask.prompt_ids,
+                num_tokens=4,
+                num_first=1,
+                began_s=0.0,
+                first_s=0.5,
+                ended_s=1.0 if name == "plain" else 0.75,
+            )
+            for ask in asks
+        ]
+        return Run(answers=answers, batch=batch)
+
+
+EXPERIMENT = Experiment(
+    question="is a scripted stage faster with a drafter",
+    workloads={"one": asks, "two": asks},
+    ways={"plain": Way(k=0), "suffix": Way(drafter="suffix")},
+    measures=("tokens_per_s",),
+    stages=("scripted",),
+    repeats=3,
+    count=2,
+)
+
+
+def run(stage: ScriptedStage, known: Sequence[Any] = ()) -> Result:
+    openers: Any = {"scripted": lambda models: nullcontext(stage)}
+    return measure(EXPERIMENT, MODELS, openers, known=known)
+
+
+def test_every_way_has_the_same_requests_in_a_turn_and_new_ones_in_the_next() -> None:
+    stage = ScriptedStage()
+    result = run(stage)
+    assert not result.problems
+    assert [(row["workload"], row["way"]) for row in result.rows] == [
+        ("one", "plain"),
+        ("one", "suffix"),
+        ("two", "plain"),
+        ("two", "suffix"),
+    ]
+    by_way = {
+        name: [ids for way, ids, _ in stage.seen if way == name] for name in ("plain", "suffix")
+    }
+    assert sorted(by_way["plain"]) == sorted(by_way["suffix"])
+    assert {turn for turn, _ in by_way["plain"]} == {0, 1, 2, 3}  # 0: the warm-up
+
+
+def test_figures_and_ratios_are_in_the_table() -> None:
+    result = run(ScriptedStage())
+    assert result.rows[0]["runs"] == {"tokens_per_s": [8.0, 8.0, 8.0]}
+    assert table(result.rows, "plain")[3].endswith("| 1.33 |")
+
+
+def test_a_text_that_depends_on_the_way_is_a_problem() -> None:
+    result = run(ScriptedStage(wrong="suffix"))
+    assert len(result.problems) == 2 * 3  # workloads, turns
+    assert "answers 0, 1 of suffix are not those of plain" in result.problems[0]
+
+
+def test_cells_that_are_known_are_not_run_again() -> None:
+    first = run(ScriptedStage())
+    stage = ScriptedStage()
+    again = run(stage, known=[row for row in first.rows if row["workload"] == "one"])
+    assert again.rows == first.rows
+    assert len(stage.seen) == 2 * (1 + 3 * 2)  # ways; the warm-up and the turns of one workload
+
+
+@pytest.mark.parametrize("name", ["nothing-here", "x=tests"])
+def test_a_pair_that_is_not_here_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"pair '{name}': target/config\.json is missing"):
+        find_models(name)
