@@ -20,6 +20,7 @@ from typing import Any
 
 from loadtest.experiments.registry import EXPERIMENTS
 from loadtest.frame.experiment import Experiment, Result, measure, table
+from loadtest.frame.page import PAGE, page
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
 from loadtest.frame.record import rows_to_go_on, write_result
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         _print_list()
         return 0
+    if arguments.page:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
     if arguments.name is None:
         parser.error("an experiment is needed; --list names them")
     try:
@@ -92,7 +96,8 @@ def _keep(
     experiment: Experiment,
     result: Result,
 ) -> None:
-    write_result(path, words, settings, result, result.claims(experiment.goals))
+    claims = result.claims(experiment.goals)
+    write_result(path, experiment.question, words, settings, result, claims)
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
@@ -161,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("name", nargs="?", choices=sorted(EXPERIMENTS), metavar="NAME", help="of an experiment")
     add("--list", action="store_true", help="name the experiments and their questions")
+    add("--page", action="store_true", help="write the page of figures from the kept records")
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
     add("--target", help="folder of your own target, in place of --pair")

@@ -15,9 +15,10 @@ from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.engine.draft import DraftEngine
 from models.engine.load import EngineLoad
+from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
-from models.grammar.masks import LocalMaskSource
+from models.grammar.masks import LocalMaskSource, MaskSource, NoMaskSource
 from models.heads.config import target_heads
 from router.generator import SpeculativeGenerator
 from router.planning.rollout_places import RolloutPlaces
@@ -32,7 +33,14 @@ Link = Callable[[str, Any], Any]  # puts something between the router and a pool
 class LocalEngines:
     """Engines over loaded models. They belong to the event loop that first uses them.
 
-    Made by `LoadedPair.engines`.
+    `LoadedPair.engines` makes them.
+
+    Args:
+        config: of the pair; the sections of its models are not read here.
+        target, drafts: loaded models with empty KV caches.
+        constraint: the grammars; None: none are served.
+        has_threads: see `LoadedPair.engines`.
+        queued_interval_s: of the target's signs of life to a sender who waits.
     """
 
     def __init__(
@@ -40,9 +48,10 @@ class LocalEngines:
         config: AppConfig,
         target: ModelRunner,
         drafts: Mapping[str, ModelRunner],
-        constraint: LocalConstraintPool,
+        constraint: LocalConstraintPool | None,
         *,
         has_threads: bool,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
         self._config = config
         self._device = None if has_threads else InlineDevice()
@@ -51,34 +60,43 @@ class LocalEngines:
             name: self._pool(DraftEngine(runner, self._masks(), _EPOCH), runner)
             for name, runner in drafts.items()
         }
-        self.target_pool = self._pool(TargetEngine(target, self._masks(), _EPOCH), target)
+        engine = TargetEngine(target, self._masks(), _EPOCH, queued_interval_s=queued_interval_s)
+        self.target_pool = self._pool(engine, target)
 
     def router(
         self, config: RouterConfig | None = None, *, link: Link | None = None, **services: Any
     ) -> SpeculativeGenerator:
-        """Return a router over these engines, which knows nothing yet.
+        """Return a router over these engines, which knows nothing yet; see `services`."""
+        config = config or self._config.router
+        return SpeculativeGenerator(
+            self.services(config, link=link, **services), max_model_len=config.max_model_len
+        )
+
+    def services(
+        self, config: RouterConfig | None = None, *, link: Link | None = None, **fields: Any
+    ) -> Services:
+        """Return the services of a router.
 
         Args:
             config: of the router; None: that of the pair.
-            link: returns what stands between the router and a pool, given the pool's name and the
-                pool; None: nothing does.
-            services: fields of `Services` in place of these: fewer draft pools, a planner.
+            link: returns the pool that the router sees, given a pool's name and the pool.
+            fields: of `Services` in place of these: fewer draft pools, a planner.
         """
         config = config or self._config.router
         between = link or (lambda name, pool: pool)
         target = self._config.target
-        fields: dict[str, Any] = {
+        own: dict[str, Any] = {
             "target_pool": between("target", self.target_pool),
-            "draft_pools": {name: between(name, pool) for name, pool in self.draft_pools.items()},
-            "constraint_pool": between("constraint", self.constraint_pool),
+            "draft_pools": {
+                name: between("draft", pool) for name, pool in self.draft_pools.items()
+            },
+            "constraint_pool": self.constraint_pool and between("constraint", self.constraint_pool),
             "speculation": config.speculation,
             "limits": config.timeouts,
             "heads": target_heads(target.heads, target.early_exit),
             "rollouts": RolloutPlaces(config.max_rollouts, config.max_rollout_slowdown),
         }
-        return SpeculativeGenerator(
-            Services(**fields | services), max_model_len=config.max_model_len
-        )
+        return Services(**own | fields)
 
     def loads(self) -> dict[str, EngineLoad]:
         """Return the load of the engines, by the name of their section."""
@@ -91,10 +109,10 @@ class LocalEngines:
         for pool in self._pools().values():
             if isinstance(pool, LocalEnginePool):
                 await pool.close()
-        with contextlib.suppress(
-            RuntimeError
-        ):  # at the interpreter's end no thread begins any more
-            await self.constraint_pool.close()
+        if self.constraint_pool is not None:
+            # At the interpreter's end no thread begins any more.
+            with contextlib.suppress(RuntimeError):
+                await self.constraint_pool.close()
 
     def _pools(self) -> dict[str, Pool]:
         return {**self.draft_pools, "target": self.target_pool}
@@ -109,5 +127,6 @@ class LocalEngines:
             kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
         )
 
-    def _masks(self) -> LocalMaskSource:
-        return LocalMaskSource(self.constraint_pool.host)
+    def _masks(self) -> MaskSource:
+        pool = self.constraint_pool
+        return NoMaskSource() if pool is None else LocalMaskSource(pool.host)

@@ -17,6 +17,7 @@ from loadtest.report.record import SAMPLES, head, write_json
 
 def write_result(
     path: Path | None,
+    question: str,
     words: Sequence[str],
     settings: Mapping[str, object],
     result: Result,
@@ -26,6 +27,7 @@ def write_result(
     write_json(
         path,
         {
+            "question": question,
             **head("python -m loadtest", words, settings),
             SAMPLES: result.rows,
             "claims": [claim.record() for claim in claims],
@@ -42,7 +44,7 @@ def read_result(path: Path) -> dict[str, Any]:
         ValueError: it is no record of an experiment.
     """
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("command", "machine", "settings", SAMPLES, "claims"):
+    for name in ("question", "command", "machine", "settings", SAMPLES, "claims"):
         if name not in content:
             raise ValueError(f"{path.name} is no record of an experiment: {name} is missing")
     return content

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from starlette.applications import Starlette
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
-from deployments.config.schema import RouterConfig
+from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
 from deployments.constraint.reward_workers import RewardWorkers
 from deployments.ingress.service import served_model
+from deployments.local.engines import LocalEngines
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.config import DtypeName, EngineConfig, QuantizationName
 from models.engine.draft import DraftEngine
@@ -25,8 +26,8 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
-from models.grammar.masks import GrammarHandler, LocalMaskSource, NoMaskSource
-from models.heads.config import target_heads
+from models.grammar.masks import GrammarHandler
+from models.kv.block_pool import BlockPool
 from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
 from router.drafters.choice import drafter_names
@@ -157,93 +158,89 @@ async def local_service(
     pinned: int | None = None,
     heads: Path | None = None,
 ) -> AsyncIterator[LocalService]:
-    """Engines in threads of their own; `link_to` puts a link between the router and a pool;
-    `further_drafts` are draft models beside the first, by name.
+    """Engines in threads of their own over lent models; `link_to` puts a link between the router
+    and a pool; `further_drafts` are draft models beside the first, by name.
 
     `pinned` is the k of requests that name none, in place of the planner's choice; `heads` draft in
     the target's process.
     """
 
-    def runner(
-        path: Path,
-        quantization: QuantizationName | None = None,
-        max_model_len: int = max_model_len,
-        kv_cache_tokens: int = kv_cache_tokens,
-        heads: Path | None = None,
-    ) -> ModelRunner:
-        return ModelRunner(
-            EngineConfig(
-                model_path=str(path),
-                dtype=dtype,
-                max_model_len=max_model_len,
-                kv_cache_tokens=kv_cache_tokens,
-                block_size=block_size,
-                quantization=quantization,
-                heads=None if heads is None else str(heads),
-            )
-        )
-
-    constraint_pool = (
-        None if grammar_host is None else LocalConstraintPool(grammar_host, rewards=rewards)
-    )
-    masks = (
-        NoMaskSource if constraint_pool is None else partial(LocalMaskSource, constraint_pool.host)
-    )
-    target_runner = runner(target_path, heads=heads)
-    target = TargetEngine(target_runner, masks(), epoch=1, queued_interval_s=queued_interval_s)
-    pool = target_runner.pool
-    target_pool = LocalEnginePool(
-        target,
-        epoch=1,
-        max_model_len=max_model_len,
-        kv_cache_tokens=pool.num_blocks * pool.block_size,
-    )
-    draft = draft_pool = None
-    if draft_path is not None:
-        draft_runner = runner(
-            draft_path,
-            draft_quantization,
-            draft_max_model_len or max_model_len,
-            draft_kv_cache_tokens or kv_cache_tokens,
-        )
-        draft = DraftEngine(draft_runner, masks(), epoch=1)
-        draft_pool = LocalEnginePool(
-            draft,
-            epoch=1,
-            max_model_len=draft_runner.max_model_len,
-            kv_cache_tokens=draft_runner.pool.num_blocks * draft_runner.pool.block_size,
-        )
-    draft_pools = {} if draft_pool is None else {POOL: draft_pool}
+    shared: dict[str, Any] = {
+        "dtype": dtype,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+    }
+    drafts: dict[str, dict[str, Any]] = {
+        POOL: {
+            **shared,
+            "model_path": str(draft_path),
+            "quantization": draft_quantization,
+            "max_model_len": draft_max_model_len or max_model_len,
+            "kv_cache_tokens": draft_kv_cache_tokens or kv_cache_tokens,
+        }
+    }
+    shared["kv_cache_tokens"] = kv_cache_tokens
     for name, path in (further_drafts or {}).items():
-        further = runner(path)
-        draft_pools[name] = LocalEnginePool(
-            DraftEngine(further, masks(), epoch=1), epoch=1, max_model_len=further.max_model_len
+        drafts[name] = {**shared, "model_path": str(path)}
+    if draft_path is None:
+        del drafts[POOL]
+    target = {**shared, "model_path": str(target_path), "heads": heads and str(heads)}
+    config = AppConfig(target=ModelConfig(**target))
+    with ExitStack() as held:
+        engines = LocalEngines(
+            config,
+            held.enter_context(RUNNERS.lent(EngineConfig(**target))),
+            {
+                name: held.enter_context(RUNNERS.lent(EngineConfig(**draft)))
+                for name, draft in drafts.items()
+            },
+            None if grammar_host is None else LocalConstraintPool(grammar_host, rewards=rewards),
+            has_threads=True,
+            queued_interval_s=queued_interval_s,
         )
-    services = Services(
-        target_pool=link_to("target", target_pool),
-        draft_pools={name: link_to("draft", pool) for name, pool in draft_pools.items()},
-        constraint_pool=constraint_pool and link_to("constraint", constraint_pool),
-        speculation=speculation or NO_LOOKUP,
-        limits=limits or SessionLimits(draft_ms=20_000),
-        planner=RouterPlanner(PassCosts(), pinned=pinned),
-        heads=target_heads(None if heads is None else str(heads), None),
-    )
-    try:
-        yield LocalService(
-            SpeculativeGenerator(services, max_model_len=max_model_len),
-            target,
-            draft,
-            target_pool,
-            draft_pool,
-            services,
+        services = engines.services(
+            link=link_to,
+            planner=RouterPlanner(PassCosts(), pinned=pinned),
+            speculation=speculation or NO_LOOKUP,
+            limits=limits or SessionLimits(draft_ms=20_000),
         )
-    finally:
-        await target_pool.close()
-        await services.comparison.close()
-        for one in draft_pools.values():
-            await one.close()
-        if constraint_pool is not None:
-            await constraint_pool.close()
+        draft_pool = engines.draft_pools.get(POOL)
+        try:
+            yield LocalService(
+                SpeculativeGenerator(services, max_model_len=max_model_len),
+                engines.target_pool.engine,  # type: ignore[arg-type]
+                draft_pool and draft_pool.engine,  # type: ignore[arg-type]
+                engines.target_pool,  # type: ignore[arg-type]
+                draft_pool,  # type: ignore[arg-type]
+                services,
+            )
+        finally:
+            await services.comparison.close()
+            await engines.close()
+
+
+class Runners:
+    """Loaded models, lent to one service at a time with an empty KV cache. It keeps a few."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._idle: dict[str, ModelRunner] = {}  # by their config; the last one was used last
+
+    @contextmanager
+    def lent(self, config: EngineConfig) -> Iterator[ModelRunner]:
+        """Lend a model until the block ends; it is loaded if none of its config is idle."""
+        key = config.model_dump_json()
+        runner = self._idle.pop(key, None) or ModelRunner(config)
+        runner.pool = BlockPool(runner.pool.num_blocks, runner.pool.block_size)
+        try:
+            yield runner
+        finally:
+            self._idle[key] = runner
+            while len(self._idle) > self._most:
+                del self._idle[next(iter(self._idle))]
+
+
+RUNNERS = Runners(most=4)
 
 
 # --- the routes over it ---------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""The page of figures, made of all kept records: `python -m loadtest --page` writes it.
+
+Each record has the same parts there: the question, a table of the first measure by way, the aims
+that were missed, and how it was measured. Nobody edits the page.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from loadtest.frame.claims import cells
+from loadtest.report.machine import ROOT
+from loadtest.report.record import SAMPLES
+
+RESULTS = ROOT / "loadtest" / "results"
+PAGE = RESULTS / "README.md"
+_HEAD = """# Figures
+
+Generated from the records in this folder by `python -m loadtest --page`; nobody edits it. A cell of
+a table has the median of the first measure. Behind it stands the ratio to the first way within a
+turn, as a median of the turns. An aim that was missed stays here as missed.
+"""
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """Return the kept records of experiments by name; other results are not read."""
+    found = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if {"question", SAMPLES, "claims"} <= set(content):
+            found[path.stem] = content
+    return found
+
+
+def page() -> str:
+    """Return the text of the page."""
+    parts = [_HEAD]
+    for name, record in records().items():
+        parts += [f"## {name}\n", *_section(name, record), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _section(name: str, record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{record['question'].capitalize()}?\n"
+    yield from by_way(record[SAMPLES])
+    yield ""
+    yield verdict(record)
+    yield ""
+    yield made(name, record)
+
+
+def by_way(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of the first measure: a line for each cell, a column for each way."""
+    names = list(dict.fromkeys(row["way"] for row in rows))
+    measure = next(iter(rows[0]["runs"])) if rows else ""
+    yield f"| {measure} | {' | '.join(names)} |"
+    yield f"|---|{'---|' * len(names)}"
+    for cell, ways in cells(rows).items():
+        runs = {name: row["runs"].get(measure) for name, row in ways.items()}
+        base = runs.get(names[0])
+        figures = [_figure(runs.get(name), None if name == names[0] else base) for name in names]
+        yield f"| {', '.join(map(str, cell))} | {' | '.join(figures)} |"
+
+
+def _figure(runs: Sequence[float] | None, base: Sequence[float] | None) -> str:
+    if not runs:
+        return "-"
+    middle = f"{statistics.median(runs):.4g}"
+    if not base or len(base) != len(runs) or min(base) <= 0:
+        return middle
+    ratio = statistics.median(one / below for one, below in zip(runs, base, strict=True))
+    return f"{middle} ({ratio:.2f})"
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """Say how many aims were met, and name those that were missed."""
+    claims = record["claims"]
+    if not claims:
+        return "It has no aims."
+    missed = [claim for claim in claims if not claim["is_met"]]
+    text = f"{len(claims) - len(missed)} of {len(claims)} aims were met."
+    listed = [
+        f"- **missed**: {claim['text']}: {claim['value']:.2f} ({claim['relation']} "
+        f"{claim['goal']:.3g})"
+        for claim in missed
+    ]
+    return "\n".join([text, *([""] if listed else []), *listed])
+
+
+def made(name: str, record: Mapping[str, Any]) -> str:
+    """Say how, when and on what a record was measured."""
+    machine = record["machine"]
+    where = f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}"
+    picture = f", [picture]({name}.png)" if (RESULTS / f"{name}.png").is_file() else ""
+    return f"`{record['command']}`, {machine['date']}, {where} ([record]({name}.json){picture})."
