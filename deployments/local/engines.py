@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.config.schema import AppConfig, RouterConfig
+from deployments.ingress.service import RouterService
 from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.engine.draft import DraftEngine
@@ -98,17 +99,36 @@ class LocalEngines:
         }
         return Services(**own | fields)
 
+    def service(self, config: RouterConfig | None = None) -> RouterService:
+        """Return a service over these engines; `service.http` has what the HTTP routes need.
+
+        Raises:
+            ValueError: see `RouterService`.
+        """
+        target = self._config.target
+        return RouterService(
+            config or self._config.router,
+            target=self.target_pool,
+            drafts=self.draft_pools,
+            constraint=self.constraint_pool,
+            heads=target_heads(target.heads, target.early_exit),
+        )
+
     def loads(self) -> dict[str, EngineLoad]:
         """Return the load of the engines, by the name of their section."""
         return {name: pool.engine.load() for name, pool in self._pools().items()}
+
+    def threads(self) -> dict[str, LocalEnginePool]:
+        """Return the pools whose engines have a thread each, by name."""
+        pools = self._pools().items()
+        return {name: pool for name, pool in pools if isinstance(pool, LocalEnginePool)}
 
     async def close(self) -> None:
         """End the engines; sessions that run are lost. Idempotent."""
         if self._device is not None:
             await self._device.close()
-        for pool in self._pools().values():
-            if isinstance(pool, LocalEnginePool):
-                await pool.close()
+        for pool in self.threads().values():
+            await pool.close()
         if self.constraint_pool is not None:
             # At the interpreter's end no thread begins any more.
             with contextlib.suppress(RuntimeError):

@@ -280,6 +280,11 @@ class LocalConstraintPool:
 
         return LocalLease(self.grant, channel, release)
 
+    def begin_rewards(self) -> None:
+        """Start the process of rewards now; if not, the first question does."""
+        if self._rewards is not None:
+            self._rewards.begin()
+
     def fail(self, reason: str = "the constraint process is gone") -> None:
         """Lose the host as if its process had died: leases end, none is granted again."""
         self._lost = self._lost or reason

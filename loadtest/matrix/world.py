@@ -12,24 +12,11 @@ from typing import Any
 import httpx
 
 from deployments.api.http import create_app
-from deployments.config.schema import RouterConfig
-from deployments.ingress.service import RouterService
-from deployments.local.pool import LocalConstraintPool, LocalEnginePool
-from models.config import EngineConfig
-from models.engine.draft import DraftEngine
-from models.engine.runner import ModelRunner
-from models.engine.target import TargetEngine
-from models.grammar.compiler import GrammarCompiler, VocabularyInfo
-from models.grammar.host import GrammarHost
-from models.grammar.masks import LocalMaskSource
-from models.text.tokenizer import Tokenizer
-from router.drafters.draft_model import POOL
-from router.limits import SessionLimits
+from deployments.local.pair import LoadedPair, local_config
 
 _MODEL = "pair"
 _MAX_MODEL_LEN = 1024
 _KV_CACHE_TOKENS = 16 * _MAX_MODEL_LEN
-_EPOCH = 1
 _ASK_TIMEOUT_S = 120.0
 
 
@@ -73,50 +60,27 @@ class Client:
 @asynccontextmanager
 async def demo_client(pair: Path, num_threads: int) -> AsyncIterator[Client]:
     """Serve a pair of checkpoints until left."""
-    folder = pair / "target"
-    vocabulary = VocabularyInfo(
-        tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),
-        vocab_size=int(json.loads((folder / "config.json").read_text())["vocab_size"]),
-        eos_ids=Tokenizer.load(folder).eos_ids,
+    model = {
+        "dtype": "bfloat16",
+        "max_model_len": _MAX_MODEL_LEN,
+        "kv_cache_tokens": _KV_CACHE_TOKENS,
+        "num_threads": num_threads,
+    }
+    config = local_config(
+        {
+            **{part: model | {"model_path": str(pair / part)} for part in ("target", "draft")},
+            "router": {"model_name": _MODEL, "timeouts": {"draft_ms": 20_000}},
+        }
     )
-    constraint = LocalConstraintPool(GrammarHost(GrammarCompiler(vocabulary)))
-    masks = LocalMaskSource(constraint.host), LocalMaskSource(constraint.host)
-    engines = (
-        TargetEngine(_runner(pair / "target", num_threads), masks[0], _EPOCH),
-        DraftEngine(_runner(pair / "draft", num_threads), masks[1], _EPOCH),
-    )
-    target, draft = (
-        LocalEnginePool(engine, epoch=_EPOCH, max_model_len=_MAX_MODEL_LEN) for engine in engines
-    )
-    config = RouterConfig(
-        model_name=_MODEL,
-        tokenizer_path=str(folder),
-        max_model_len=_MAX_MODEL_LEN,
-        timeouts=SessionLimits(draft_ms=20_000),
-    )
-    service = RouterService(config, target=target, drafts={POOL: draft}, constraint=constraint)
-    transport = httpx.ASGITransport(create_app(service.http))
+    engines = LoadedPair(config).engines(has_threads=True)
+    transport = httpx.ASGITransport(create_app(engines.service().http))
     try:
         async with httpx.AsyncClient(
             transport=transport, base_url="http://pair", timeout=_ASK_TIMEOUT_S
         ) as http:
             yield Client(http)
     finally:
-        await target.close()
-        await draft.close()
-        await constraint.close()
-
-
-def _runner(folder: Path, num_threads: int) -> ModelRunner:
-    return ModelRunner(
-        EngineConfig(
-            model_path=str(folder),
-            dtype="bfloat16",
-            max_model_len=_MAX_MODEL_LEN,
-            kv_cache_tokens=_KV_CACHE_TOKENS,
-            num_threads=num_threads,
-        )
-    )
+        await engines.close()
 
 
 def _whole(answer: dict[str, Any]) -> Outcome:

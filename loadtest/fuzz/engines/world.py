@@ -24,8 +24,9 @@ from router.types import GenerationRequest
 BLOCK_SIZE = 16
 MAX_K = 8
 _NUM_BLOCKS = 256
-_MAX_BATCH_ROWS = 96  # so that prompts are read in chunks
+MAX_BATCH_ROWS = 96  # so that prompts are read in chunks
 _NO_NOTICES_S = 1e6
+KV_CACHE_TOKENS = _NUM_BLOCKS * BLOCK_SIZE
 
 
 @cache
@@ -47,13 +48,13 @@ def draft_runner() -> ModelRunner:
 
 
 def _runner(
-    name: str, *, max_num_batched_tokens: int = _MAX_BATCH_ROWS, enable_prefix_caching: bool = True
+    name: str, *, max_num_batched_tokens: int = MAX_BATCH_ROWS, enable_prefix_caching: bool = True
 ) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=str(pair_folder() / name),
             max_model_len=MAX_MODEL_LEN,
-            kv_cache_tokens=_NUM_BLOCKS * BLOCK_SIZE,
+            kv_cache_tokens=KV_CACHE_TOKENS,
             block_size=BLOCK_SIZE,
             max_num_batched_tokens=max_num_batched_tokens,
             num_threads=1,

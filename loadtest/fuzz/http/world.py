@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import uvicorn
@@ -14,25 +15,14 @@ from starlette.types import ASGIApp
 
 from deployments.api.http import create_app
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.schema import GrammarServiceConfig, RouterConfig
-from deployments.constraint.reward_workers import RewardWorkers
-from deployments.constraint.workers import children_config
-from deployments.ingress.service import RouterService
-from deployments.local.pool import LocalConstraintPool, LocalEnginePool
-from loadtest.fuzz.engines.pair import (
-    MAX_MODEL_LEN,
-    VOCAB_SIZE,
-    fuzz_tokenizer,
-    grammar_host,
-    pair_folder,
-)
-from loadtest.fuzz.engines.world import Engines, fresh_engines
+from deployments.local.engines import LocalEngines
+from deployments.local.pair import LoadedPair, local_config
+from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, pair_folder
+from loadtest.fuzz.engines.world import BLOCK_SIZE, KV_CACHE_TOKENS, MAX_BATCH_ROWS
 from loadtest.fuzz.http.answers import HttpAnswer
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.http.bodies import MODEL
 from models.grammar.host import GrammarHost
-from models.grammar.masks import LocalMaskSource
-from router.drafters.draft_model import POOL
 
 BODY_LIMIT_BYTES = 262_144
 _FREED_LIMIT_S = 10.0
@@ -43,18 +33,17 @@ class HttpWorld:
     """A running service."""
 
     app: ASGIApp
-    engines: Engines
-    pools: tuple[LocalEnginePool, LocalEnginePool]
+    engines: LocalEngines
     host: GrammarHost
 
     async def left(self) -> list[str]:
         """Return the resources that ended requests still hold after the time to free them."""
         deadline = asyncio.get_running_loop().time() + _FREED_LIMIT_S
         while True:
-            stats = [pool.stats() for pool in self.pools]
+            stats = {name: pool.stats() for name, pool in self.engines.threads().items()}
             held = [
                 f"{name}: {one.num_sessions} leases, {one.num_used_blocks} KV blocks are held"
-                for name, one in zip(("target", "draft"), stats, strict=True)
+                for name, one in stats.items()
                 if one.num_sessions or one.num_used_blocks
             ]
             held += [f"constraint: {len(self.host)} matchers are held"] * bool(len(self.host))
@@ -66,41 +55,38 @@ class HttpWorld:
 @asynccontextmanager
 async def http_world(*, http: Mapping[str, Any] | None = None) -> AsyncIterator[HttpWorld]:
     """Serve until left; `http` is the config's `router.http`, where it is not its default."""
-    host = grammar_host()
-    rewards = _rewards()
-    rewards.begin()  # not within the first case, which would be said to leave its task behind
-    constraint = LocalConstraintPool(host, rewards=rewards)
-    engines = fresh_engines(LocalMaskSource(constraint.host), LocalMaskSource(constraint.host))
-    target = LocalEnginePool(engines.target, epoch=1, max_model_len=MAX_MODEL_LEN)
-    draft = LocalEnginePool(engines.draft, epoch=1, max_model_len=MAX_MODEL_LEN)
-    config = RouterConfig(
-        model_name=MODEL,
-        tokenizer_path=str(pair_folder() / "target"),
-        max_model_len=MAX_MODEL_LEN,
-        default_max_tokens=16,
-        max_tokens_limit=256,
-        body_limit_bytes=BODY_LIMIT_BYTES,
-        max_sessions=16,
-        http=HttpConfig.model_validate(http or {}),
+    pair = _pair()
+    engines = pair.engines(has_threads=True)
+    assert engines.constraint_pool is not None
+    engines.constraint_pool.begin_rewards()  # within a case, its task would be said to be left
+    service = engines.service(
+        pair.config.router.model_copy(update={"http": HttpConfig.model_validate(http or {})})
     )
-    service = RouterService(config, target=target, drafts={POOL: draft}, constraint=constraint)
     try:
-        yield HttpWorld(create_app(service.http), engines, (target, draft), host)
+        yield HttpWorld(create_app(service.http), engines, pair.grammars)
     finally:
-        await target.close()
-        await draft.close()
-        await constraint.close()
+        await engines.close()
 
 
-def _rewards() -> RewardWorkers:
-    return RewardWorkers(
-        children_config(
-            GrammarServiceConfig(),
-            tokenizer_path=str(pair_folder() / "target"),
-            vocab_size=VOCAB_SIZE,
-            eos_ids=fuzz_tokenizer().eos_ids,
-        )
-    )
+@cache
+def _pair() -> LoadedPair:
+    model = {
+        "max_model_len": MAX_MODEL_LEN,
+        "kv_cache_tokens": KV_CACHE_TOKENS,
+        "block_size": BLOCK_SIZE,
+        "max_num_batched_tokens": MAX_BATCH_ROWS,
+        "num_threads": 1,
+    }
+    folder = pair_folder()
+    router = {
+        "model_name": MODEL,
+        "default_max_tokens": 16,
+        "max_tokens_limit": 256,
+        "body_limit_bytes": BODY_LIMIT_BYTES,
+        "max_sessions": 16,
+    }
+    parts = {part: model | {"model_path": str(folder / part)} for part in ("target", "draft")}
+    return LoadedPair(local_config({**parts, "router": router}))
 
 
 @asynccontextmanager
