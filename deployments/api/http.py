@@ -14,6 +14,7 @@ proxies between a client and the routes ask for.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from deployments.api.bodies import parse
 from deployments.api.cached_value import CachedValue
@@ -45,14 +46,14 @@ from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
 from deployments.api.pages.docs import docs_page
-from deployments.api.playground.page import playground_routes
+from deployments.api.playground.page import playground_files, playground_page
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
 from deployments.api.running import event_stream, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
-from deployments.api.schemas.openapi import OpenApiPage, own_version
+from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
 from deployments.api.tokens.work import detokenized, tokenized
@@ -133,16 +134,16 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starle
     `sends_request_id` False: the server around it writes the `x-request-id` of the request into
     the answer, as Serve's proxy does.
     """
-    routes = _Routes(service).table()
+    routes = Handlers(service).routes()
     layers = [
         *cors(service.transport.allowed_origins),
         Middleware(Edge, sends_request_id=sends_request_id),
         Middleware(PlainPaths, routes=routes),
     ]
     if service.api_keys is not None:
-        layers.append(Middleware(KeyGate, keys=service.api_keys))
+        layers.append(Middleware(KeyGate, keys=service.api_keys, open_paths=OPEN_PATHS))
     app = Starlette(
-        routes=[*routes, *playground_routes()],
+        routes=[*routes, playground_files()],
         middleware=layers,
         exception_handlers={HTTPException: answer_http_exception},
     )
@@ -150,8 +151,8 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starle
     return app
 
 
-class _Routes:
-    """One method per route."""
+class Handlers:
+    """One method per route; the table is `schemas.openapi.OPERATIONS`."""
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
@@ -160,25 +161,15 @@ class _Routes:
         self._metrics = CachedValue(self._metrics_page)
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
-    def table(self) -> list[BaseRoute]:
-        """Return every route of the API."""
-        return [
-            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/responses", self.responses, methods=["POST"]),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
-            Route("/v1/grammar/check", self.check_grammar, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/health", self.health),
-            Route("/livez", self.alive),
-            Route("/readyz", self.health),
-            Route("/metrics", self.metrics),
-            Route("/version", self.version),
-            Route("/openapi.json", self.openapi),
-            Route("/docs", self.docs),
+    def routes(self) -> list[Route]:
+        """Return the routes of the table."""
+        routes = [
+            Route(one.path, getattr(self, one.handler), methods=[one.method]) for one in OPERATIONS
         ]
+        for route in routes:
+            if route.path == "/":
+                route.path_regex = re.compile("^/?$")  # a prefix without a slash behind it too
+        return routes
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._complete(request, _chat_job)
@@ -235,6 +226,9 @@ class _Routes:
 
     async def docs(self, _: Request) -> Response:
         return docs_page()
+
+    async def playground(self, request: Request) -> Response:
+        return await playground_page(request)
 
     async def openapi(self, request: Request) -> Response:
         root_path = request.scope.get("root_path", "")
