@@ -21,9 +21,11 @@ from deployments.api.schemas.chat_fields import (
     Verbosity,
 )
 from deployments.api.schemas.details import ChoiceDetails
-from deployments.api.schemas.requests import MAX_LOGPROBS, SharedFields
+from deployments.api.schemas.requests import IGNORED_FIELDS, SharedFields
+from deployments.api.schemas.sampling_fields import MAX_LOGPROBS
 from deployments.api.schemas.strict_fields import (
     StrictFields,
+    at_most,
     refuse_value,
     shown,
     without_nulls,
@@ -169,26 +171,18 @@ _ChoiceIn = Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions
 _MetadataIn = Annotated[dict[str, str | None], Field(max_length=_MAX_METADATA)]
 
 
-_Tools = list[Annotated[FunctionTool, BeforeValidator(_only_function)]]
+_Tools = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(_only_function)]],
+    Field(max_length=MAX_TOOLS),
+    at_most(MAX_TOOLS),
+]
 
 
 class ResponsesRequest(SharedFields):
     """Body of POST /v1/responses."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {
-            "store",  # nothing is stored
-            "user",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "max_tool_calls",  # for tools that run in the server: there are none
-            "client_metadata",
-            "request_id",
-        }
-    )
+    # Nothing is stored, and tools that run in the server are none.
+    ignored = IGNORED_FIELDS - {"metadata"} | {"max_tool_calls"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "access_programs": ([],),
         "background": (False,),
@@ -214,7 +208,7 @@ class ResponsesRequest(SharedFields):
     max_output_tokens: int | None = Field(default=None, ge=1)
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
-    tools: _Tools = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: _Tools = Field(default_factory=list)
     other_tools: SkipJsonSchema[tuple[tuple[int, str], ...]] = ()  # left out: place and kind
     tool_choice: Annotated[str, BeforeValidator(_choice, json_schema_input_type=_ChoiceIn)] = "auto"
     parallel_tool_calls: bool = True
@@ -235,7 +229,9 @@ class ResponsesRequest(SharedFields):
     def _leave_out(cls, content: Any) -> Any:
         """Leave out tools that are not served, beside functions and where none must be called."""
         tools = content.get("tools") if isinstance(content, dict) else None
-        if not isinstance(tools, list) or content.get("tool_choice") == "required":
+        if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+            return content  # to be refused
+        if content.get("tool_choice") == "required":
             return content
         others = tuple((i, tool["type"]) for i, tool in enumerate(tools) if is_other_tool(tool))
         if not others or len(others) == len(tools) or "other_tools" in content:

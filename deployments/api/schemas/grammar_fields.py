@@ -12,17 +12,19 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
+from deployments.api.bodies import read_json
 from deployments.api.schemas.strict_fields import StrictFields
 from models.grammar.rules.ebnf import is_ebnf
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
 from router.types import Delta, Finished
 
+_JSON = "application/json"
 _LINE = re.compile(r"line (\d+)(?:, column \d+)?: (?:%json: )?")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _JSON_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
@@ -54,20 +56,38 @@ class ResponseFormat(StrictFields):
     triggers: list[str] | None = None
 
 
+def _json_value(content: Any, info: ValidationInfo) -> Any:
+    """Read a field that may also be the text of its JSON."""
+    if not isinstance(content, str):
+        return content
+    field = f"structured_outputs.{(info.field_name or '').rstrip('_')}"
+    try:
+        return read_json(content.encode())
+    except ValueError as fault:
+        raise InvalidRequest(f"{field} is not valid JSON: {fault}", param=field) from None
+
+
+_JsonText = Annotated[str, WithJsonSchema({"type": "string", "contentMediaType": _JSON})]
+_JsonValue = Annotated[
+    dict[str, Any],
+    BeforeValidator(_json_value, json_schema_input_type=dict[str, Any] | _JsonText),
+]
+
+
 class StructuredOutputs(StrictFields):
     """vLLM's field for constraints; exactly one of the first six is given.
 
     `grammar` is Lark, or EBNF where a line begins `name ::=`.
     """
 
-    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    json_: _JsonValue | None = Field(default=None, alias="json")
     json_object: bool = False  # True: any JSON object
     regex: str | None = Field(default=None, min_length=1)
     choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
     choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/prompts.choice_ids`
     choice_probabilities: bool = False  # in the answer
     grammar: str | None = Field(default=None, min_length=1)
-    structural_tag: dict[str, Any] | None = None
+    structural_tag: _JsonValue | None = None
     # Options of the two JSON kinds.
     whitespace_pattern: str | None = Field(default=None, min_length=1)
     disable_any_whitespace: bool = False

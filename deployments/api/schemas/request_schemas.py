@@ -43,19 +43,9 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     schemas: dict[str, Schema] = described["$defs"]
     for body in bodies:
         _take_neutral(schemas[body.__name__], body)
-    for request in requests:
-        # Pydantic says what keys of the pattern hold, not that there are no others.
-        schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
-    outputs = schemas["StructuredOutputs"]["properties"]
-    as_text = {"type": "string", "contentMediaType": "application/json"}
-    for name in ("json", "structural_tag"):
-        outputs[name] = _either(outputs[name], as_text)
-    logprobs = schemas["CompletionRequest"]["properties"]
-    logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
     for shape in schemas.values():
         if shape.get("additionalProperties") is False:
             _take_absent(shape)
-    schemas["Message"]["maxProperties"] = MAX_FIELDS
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
     for name, value in model.sampling.given.items():

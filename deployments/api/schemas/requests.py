@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
-from deployments.api.history.message import Message
+from deployments.api.history.message import Messages
 from deployments.api.lookahead.fields import LookaheadOptions
 from deployments.api.schemas.chat_fields import (
     Prediction,
@@ -27,7 +27,13 @@ from deployments.api.schemas.chat_fields import (
 )
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
 from deployments.api.schemas.names import DrafterName, RuleName
-from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
+from deployments.api.schemas.sampling_fields import (
+    MAX_LOGPROBS,
+    BadWords,
+    LogitBias,
+    NoFalse,
+    StopTokenIds,
+)
 from deployments.api.schemas.strict_fields import BodyFields, StrictFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
@@ -40,10 +46,6 @@ from models.protocol.errors import (
     UnknownModel,
     UnsupportedGrammar,
 )
-
-MAX_LOGPROBS = 20  # likeliest tokens for each position
-# Far more turns than conversations have; to check and to render as many takes about 20 ms.
-MAX_MESSAGES = 4096
 
 # --- requests -----------------------------------------------------------------------------------
 
@@ -247,7 +249,7 @@ class GenerationFields(SharedFields):
 class ChatCompletionRequest(GenerationFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -277,19 +279,6 @@ class CompletionRequest(GenerationFields):
     echo: bool = False
     logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
-
-# vLLM's former fields for constraints, and what has taken their places.
-FORMER_FIELDS: Mapping[str, str] = {
-    "guided_json": "structured_outputs.json",
-    "guided_json_object": "structured_outputs.json_object",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "guided_decoding_backend": "structured_outputs, which needs no backend",
-    "guided_decoding_disable_any_whitespace": "structured_outputs.disable_any_whitespace",
-    "guided_decoding_disable_fallback": "structured_outputs, which has no fallback",
-    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
-}
 
 # --- errors -------------------------------------------------------------------------------------
 

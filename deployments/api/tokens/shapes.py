@@ -7,13 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from deployments.api.history.message import Message
+from deployments.api.history.message import Messages
 from deployments.api.schemas.answers import Answer
 from deployments.api.schemas.chat_fields import TemplateSettings
 from deployments.api.schemas.strict_fields import BodyFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolList
 
-MAX_MESSAGES = 4096
 MAX_TOKENS = 262_144  # tokens of one body; its text is about a megabyte
 
 
@@ -46,9 +45,7 @@ class TokenizeRequest(BodyFields):
     prompt: str | None = None
     add_special_tokens: bool | None = None  # None: of a prompt they are added
     return_token_strs: bool = False
-    messages: list[Message] | None = Field(
-        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
-    )
+    messages: Messages | None = None
     tools: ToolList = Field(default_factory=list)
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateSettings = Field(default_factory=dict)

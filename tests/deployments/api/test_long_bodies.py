@@ -13,15 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.bodies import MAX_FIELDS, parse
+from deployments.api.bodies import parse
 from deployments.api.history.content import MAX_PARTS
+from deployments.api.history.message import MAX_MESSAGES
 from deployments.api.http import create_app
 from deployments.api.requests import prepare_chat, prepare_completions
-from deployments.api.schemas.requests import (
-    MAX_MESSAGES,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from deployments.api.schemas.strict_fields import MAX_FIELDS
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
 from tests.fakes.http import ScriptedGenerator, http_service, served_model
 
