@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -51,11 +50,16 @@ from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
 from deployments.api.running import event_stream, run_choice, whole_body
-from deployments.api.schemas.answers import ModelCard, ModelList
+from deployments.api.schemas.answers import (
+    HealthStatus,
+    LiveStatus,
+    ModelCard,
+    ModelList,
+    VersionStatus,
+)
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
-from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
 from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.transport.cors import cors
 from deployments.api.transport.paths import PlainPaths
@@ -205,14 +209,14 @@ class Handlers:
 
     async def health(self, _: Request) -> Response:
         status = await self._service.health_status()
-        return _status(status, 200 if status.status == "ok" else 503)
+        return json_response(status.to_json(), 200 if status.status == "ok" else 503)
 
     async def alive(self, _: Request) -> Response:
         """Answer that this process lives.
 
         /readyz tells whether the engines do.
         """
-        return _status(LiveStatus())
+        return json_response(LiveStatus().to_json())
 
     async def metrics(self, _: Request) -> Response:
         return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
@@ -222,7 +226,7 @@ class Handlers:
         return self._service.metrics() + (b"" if others is None else await others())
 
     async def version(self, _: Request) -> Response:
-        return _status(VersionStatus(version=own_version()))
+        return json_response(VersionStatus(version=own_version()).to_json())
 
     async def docs(self, _: Request) -> Response:
         return docs_page()
@@ -314,7 +318,3 @@ def _completion_job(body: bytes, model: ServedModel) -> Job:
 
 def _grammar_check(body: bytes, _: ServedModel) -> GrammarCheckRequest:
     return parse(body, GrammarCheckRequest)
-
-
-def _status(shape: BaseModel, status: int = 200) -> Response:
-    return json_response(shape.model_dump_json().encode(), status)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from msgspec import UNSET, UnsetType
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.responses.items import Items
-from deployments.api.schemas.answers import LookaheadUsage, Metrics
+from deployments.api.schemas.answers import LookaheadUsage, Metrics, Shape
 from deployments.api.schemas.chat_fields import (
     ReasoningEffort,
     TemplateSettings,
@@ -240,7 +241,7 @@ class ResponsesRequest(SharedFields):
         return {**content, "tools": served, "other_tools": others}
 
 
-class ResponsesUsage(BaseModel):
+class ResponsesUsage(Shape):
     """Tokens of one response."""
 
     input_tokens: int
@@ -248,18 +249,18 @@ class ResponsesUsage(BaseModel):
     output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
-    lookahead: LookaheadUsage | None = None  # where a reward steered the text
+    lookahead: LookaheadUsage | UnsetType = UNSET  # where a reward steered the text
 
 
-class ResponsesAnswer(BaseModel):
-    """Answer of POST /v1/responses. `output` has messages, reasoning and calls as items."""
+class RunningResponse(Shape, kw_only=True):
+    """A response before its end."""
 
     id: str
-    object: Literal["response"]
+    object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None
     status: Literal["in_progress", "completed", "incomplete"]
-    error: None
+    error: None = None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -267,10 +268,10 @@ class ResponsesAnswer(BaseModel):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: None = None
     reasoning: dict[str, str | None]
-    background: Literal[False]
-    store: Literal[False]
+    background: Literal[False] = False
+    store: Literal[False] = False
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
@@ -278,13 +279,18 @@ class ResponsesAnswer(BaseModel):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    usage: ResponsesUsage | None
+    usage: ResponsesUsage | None = None
+
+
+class ResponsesAnswer(RunningResponse, kw_only=True):
+    """Answer of POST /v1/responses. `output` has messages, reasoning and calls as items."""
+
     seed: int
     metrics: Metrics
-    speculation_details: list[ChoiceDetails] | None = None
+    speculation_details: list[ChoiceDetails] | UnsetType = UNSET
 
 
-class ResponsesEvent(BaseModel):
+class ResponsesEvent(Shape):
     """An event of a stream, whose other fields depend on its `type`."""
 
     type: str

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from pydantic import Field
 
-from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.details import LoosenedPart, loosened_parts
 from deployments.api.schemas.grammar_fields import (
     ResponseFormat,
@@ -34,7 +34,7 @@ class GrammarCheckRequest(BodyFields):
     strict: bool = True  # False: of a JSON schema, loosen what cannot be served, as for tools
 
 
-class GrammarCheckAnswer(Answer):
+class GrammarCheckAnswer(Shape, kw_only=True):
     """The length to which the text obeys the grammar.
 
     `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does. `stops_at`

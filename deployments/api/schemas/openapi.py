@@ -1,8 +1,8 @@
 """Builds GET /openapi.json: every route, its bodies and its answers (OpenAPI 3.1).
 
 Bodies and answers are described by the models that read and write them (`requests.py`,
-`answers.py`, `status.py`). The table below assigns them to routes, and the application's routes are
-made of it (`http.py`). Source: OpenAPI Specification 3.1.
+`answers.py`). The table below assigns them to routes, and the application's routes are made of it
+(`http.py`). Source: OpenAPI Specification 3.1.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+import msgspec
 
 from deployments.api.playground.page import PAGE_PATHS
 from deployments.api.requests import ServedModel
@@ -23,18 +23,22 @@ from deployments.api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    HealthStatus,
+    LiveStatus,
     ModelCard,
     ModelList,
+    Shape,
+    VersionStatus,
 )
 from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarCheckRequest
-from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
+from deployments.api.schemas.request_schemas import REFS, Schema, request_schemas
 from deployments.api.schemas.requests import (
     ACCEPTED_ENCODINGS,
     ChatCompletionRequest,
     CompletionRequest,
     ErrorBody,
 )
-from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.schemas.strict_fields import BodyFields
 from deployments.api.tokens.shapes import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -82,9 +86,9 @@ class Operation:
     name: str
     handler: str
     about: str
-    answers: Mapping[int, type[BaseModel] | str]  # by status; a string: a media type of text
-    takes: type[BaseModel] | None = None
-    streams: type[BaseModel] | None = None  # shape of a stream's events
+    answers: Mapping[int, type[Shape] | str]  # by status; a string: a media type of text
+    takes: type[BodyFields] | None = None
+    streams: type[Shape] | None = None  # shape of a stream's events
     errors: tuple[int, ...] = (500,)
     is_open: bool = False  # True: needs no API key
     parameters: list[Schema] = field(default_factory=list)
@@ -95,7 +99,7 @@ class Operation:
         return "GET" if self.takes is None else "POST"
 
 
-_HEALTH: Mapping[int, type[BaseModel] | str] = {200: HealthStatus, 503: HealthStatus}
+_HEALTH: Mapping[int, type[Shape] | str] = {200: HealthStatus, 503: HealthStatus}
 _NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 OPERATIONS = (
     Operation(
@@ -266,19 +270,12 @@ class OpenApiPage:
 
 def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = "") -> Schema:
     """Return the page as a JSON value; see `OpenApiPage`."""
-    shapes: set[type[BaseModel]] = {ErrorBody}
-    for route in OPERATIONS:
-        shown = (*route.answers.values(), route.streams)
-        shapes.update(shape for shape in shown if isinstance(shape, type))
-    _, described = models_json_schema(
-        [(shape, "serialization") for shape in shapes], ref_template=REF_TEMPLATE
-    )
     paths: dict[str, Any] = {}
     for route in OPERATIONS:
         described_at = route.path.replace(":path", "")
         operation = _operation(route, asks_for_keys=asks_for_keys)
         paths[described_at] = {route.method.lower(): operation}
-    components: Schema = {"schemas": {**described["$defs"], **request_schemas(model)}}
+    components: Schema = {"schemas": {**_answer_schemas(), **request_schemas(model)}}
     if asks_for_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
@@ -288,6 +285,21 @@ def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = ""
         "paths": paths,
         "components": components,
     }
+
+
+def _answer_schemas() -> dict[str, Schema]:
+    shapes: set[type[Shape]] = {ErrorBody}
+    for route in OPERATIONS:
+        shown = (*route.answers.values(), route.streams)
+        shapes.update(shape for shape in shown if isinstance(shape, type))
+    _, schemas = msgspec.json.schema_components(shapes, ref_template=REFS + "{name}")
+    for schema in schemas.values():
+        schema["description"] = cleandoc(schema["description"])
+        for name, shown in schema.get("properties", {}).items():
+            if "default" in shown:  # it is written like any other value
+                del shown["default"]
+                schema["required"].append(name)
+    return schemas
 
 
 def own_version() -> str:
@@ -338,7 +350,7 @@ _ERROR_HEADERS: Mapping[int, Schema] = {
 }
 
 
-def _success(status: int, shape: type[BaseModel] | str, streams: type[BaseModel] | None) -> Schema:
+def _success(status: int, shape: type[Shape] | str, streams: type[Shape] | None) -> Schema:
     if isinstance(shape, str):
         kind = "object" if shape == "application/json" else "string"
         content: Schema = {shape: {"schema": {"type": kind}}}
@@ -363,6 +375,5 @@ def _error(status: int) -> Schema:
     }
 
 
-def _json_of(shape: type[BaseModel]) -> Schema:
-    ref = REF_TEMPLATE.format(model=shape.__name__)
-    return {"application/json": {"schema": {"$ref": ref}}}
+def _json_of(shape: type[Shape] | type[BodyFields]) -> Schema:
+    return {"application/json": {"schema": {"$ref": REFS + shape.__name__}}}

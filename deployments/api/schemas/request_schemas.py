@@ -22,7 +22,7 @@ from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
-REF_TEMPLATE = "#/components/schemas/{model}"
+REFS = "#/components/schemas/"
 
 _NULL: Schema = {"type": "null"}
 
@@ -38,7 +38,7 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         GrammarCheckRequest,
     ]
     _, described = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template=REF_TEMPLATE
+        [(body, "validation") for body in bodies], ref_template=REFS + "{model}"
     )
     schemas: dict[str, Schema] = described["$defs"]
     for body in bodies:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from deployments.api.history.message import Messages
 from deployments.api.lookahead.fields import LookaheadOptions
+from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.chat_fields import (
     Prediction,
     ReasoningEffort,
@@ -283,23 +284,19 @@ class CompletionRequest(GenerationFields):
 # --- errors -------------------------------------------------------------------------------------
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(Shape):
     """The inside of an OpenAI error."""
 
     message: str
     type: str
-    param: str | None = None
-    code: str | None = None
+    param: str | None
+    code: str | None
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(Shape):
     """Every answer that is not a success, and the event that ends a broken stream."""
 
     error: ErrorDetail
-
-    def to_json(self) -> bytes:
-        """Return the body as UTF-8 JSON."""
-        return self.model_dump_json().encode()
 
 
 class BodyTooLarge(InvalidRequest):

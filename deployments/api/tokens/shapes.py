@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from deployments.api.history.message import Messages
-from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.chat_fields import TemplateSettings
 from deployments.api.schemas.strict_fields import BodyFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolList
@@ -58,16 +58,16 @@ class DetokenizeRequest(BodyFields):
     tokens: Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
 
 
-class TokenizeAnswer(Answer):
+class TokenizeAnswer(Shape):
     """Answer of POST /tokenize. `token_strs` are the tokens' names, as logprobs have them."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
 
 
-class DetokenizeAnswer(Answer):
+class DetokenizeAnswer(Shape):
     """Answer of POST /detokenize: the text, special tokens by their names."""
 
     prompt: str
