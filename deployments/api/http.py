@@ -49,6 +49,7 @@ from deployments.api.playground.page import playground_files, playground_page
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
+from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.running import event_stream, run_choice, whole_body
 from deployments.api.schemas.answers import (
     HealthStatus,
@@ -60,6 +61,8 @@ from deployments.api.schemas.answers import (
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from deployments.api.schemas.strict_fields import BodyFields
+from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.transport.cors import cors
 from deployments.api.transport.paths import PlainPaths
@@ -73,6 +76,7 @@ from router.types import GenerationRequest, Generator, GrammarChecker
 _INLINE_BODY_BYTES = 16_384
 _LONG_BODY_S = 30.0  # a megabyte takes about two seconds
 
+Asked = TypeVar("Asked", bound=BodyFields)
 Made = TypeVar("Made")
 
 
@@ -176,24 +180,24 @@ class Handlers:
         return routes
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete(request, _chat_job)
+        return await self._complete(request, ChatCompletionRequest, chat_job)
 
     async def completions(self, request: Request) -> Response:
-        return await self._complete(request, _completion_job)
+        return await self._complete(request, CompletionRequest, completion_job)
 
     async def responses(self, request: Request) -> Response:
-        return await self._complete(request, responses_job)
+        return await self._complete(request, ResponsesRequest, responses_job)
 
     async def tokenize(self, request: Request) -> Response:
-        return json_response(await self._worked(request, tokenized))
+        return json_response(await self._worked(request, TokenizeRequest, tokenized))
 
     async def detokenize(self, request: Request) -> Response:
-        return json_response(await self._worked(request, detokenized))
+        return json_response(await self._worked(request, DetokenizeRequest, detokenized))
 
     async def check_grammar(self, request: Request) -> Response:
         """Compares a text with a constraint; see `schemas.grammar_check`."""
         self._service.refuse_when_full()
-        asked = await self._worked(request, _grammar_check)
+        asked = await self._worked(request, GrammarCheckRequest, lambda asked, _: asked)
         if asked.model is not None:
             self._service.model.check_name(asked.model)
         async with self._service.slot():
@@ -252,21 +256,27 @@ class Handlers:
         model = self._service.model
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
-    async def _worked(self, request: Request, work: Callable[[bytes, ServedModel], Made]) -> Made:
+    async def _worked(
+        self, request: Request, schema: type[Asked], work: Callable[[Asked, ServedModel], Made]
+    ) -> Made:
         """Return the result of `work` on the body.
 
-        A long body is worked on in a thread.
+        A long body is read and worked on in a thread.
         """
         body, model = await self._body(request), self._service.model
+
+        def made() -> Made:
+            return work(parse(body, schema), model)
+
         if len(body) <= _INLINE_BODY_BYTES:
-            return work(body, model)
-        return await until_disconnect(request, self._off_loop.run(len(body), work, body, model))
+            return made()
+        return await until_disconnect(request, self._off_loop.run(len(body), made))
 
     async def _complete(
-        self, request: Request, make_job: Callable[[bytes, ServedModel], Job]
+        self, request: Request, schema: type[Asked], make_job: Callable[[Asked, ServedModel], Job]
     ) -> Response:
         self._service.refuse_when_full()
-        job = await self._worked(request, make_job)
+        job = await self._worked(request, schema, make_job)
         record: RequestRecord = request.state.record
         record.start(
             self._service.model.name,
@@ -306,15 +316,3 @@ class Handlers:
             ),
             grammar_fields=job.grammar_fields,
         )
-
-
-def _chat_job(body: bytes, model: ServedModel) -> Job:
-    return chat_job(parse(body, ChatCompletionRequest), model)
-
-
-def _completion_job(body: bytes, model: ServedModel) -> Job:
-    return completion_job(parse(body, CompletionRequest), model)
-
-
-def _grammar_check(body: bytes, _: ServedModel) -> GrammarCheckRequest:
-    return parse(body, GrammarCheckRequest)

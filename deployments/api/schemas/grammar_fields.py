@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
@@ -101,51 +101,37 @@ class StructuredOutputs(StrictFields):
         return self.choice if self.choice is not None and is_exact else []
 
 
-def asked_field(
+class Constraint(NamedTuple):
+    """The grammar that an answer must obey, and the path of the field that asks for it."""
+
+    field: str
+    grammar: Grammar
+
+
+def asked_constraint(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
-) -> str | None:
-    """Path of the field that constrains the answer; None: free text.
-
-    Raises:
-        InvalidRequest: several constraints, or a field that is missing or out of place.
-    """
-    field = None if response_format is None else _format_field(response_format)
-    if outputs is None:
-        return field
-    if field is not None:
-        raise InvalidRequest(
-            "response_format and structured_outputs both constrain the answer; send one",
-            param="structured_outputs",
-        )
-    return _outputs_field(outputs)
-
-
-def asked_grammar(
-    response_format: ResponseFormat | None, outputs: StructuredOutputs | None
-) -> Grammar | None:
+) -> Constraint | None:
     """Return the constraint that a request asks for; None for free text.
 
     Raises:
-        InvalidRequest: see `asked_field`.
+        InvalidRequest: several constraints, or a field that is missing or out of place.
+        UnsupportedGrammar: it is nested too deeply.
     """
-    field = asked_field(response_format, outputs)
+    field = None if response_format is None else _format_field(response_format)
+    if outputs is not None:
+        if field is not None:
+            raise InvalidRequest(
+                "response_format and structured_outputs both constrain the answer; send one",
+                param="structured_outputs",
+            )
+        field = _outputs_field(outputs)
     if field is None:
         return None
-    if outputs is None:
+    with naming_field(field):
+        if outputs is not None:
+            return Constraint(field, _outputs_grammar(outputs))
         assert response_format is not None
-        return _format_grammar(response_format)
-    if outputs.regex is not None:
-        return Grammar(kind="regex", text=outputs.regex)
-    if outputs.choice is not None:
-        return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
-    if outputs.grammar is not None:
-        return Grammar(kind="ebnf" if is_ebnf(outputs.grammar) else "lark", text=outputs.grammar)
-    if outputs.structural_tag is not None:
-        return _tag_grammar(outputs.structural_tag)
-    grammar = _json_grammar(outputs.json_)
-    whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
-    is_closed = outputs.disable_additional_properties
-    return msgspec.structs.replace(grammar, whitespace=whitespace, is_closed=is_closed)
+        return Constraint(field, _format_grammar(response_format))
 
 
 @contextmanager
@@ -272,6 +258,21 @@ def _check_choice_terms(outputs: StructuredOutputs) -> None:
             "(got 'masked')",
             param="structured_outputs.choice_probabilities",
         )
+
+
+def _outputs_grammar(outputs: StructuredOutputs) -> Grammar:
+    if outputs.regex is not None:
+        return Grammar(kind="regex", text=outputs.regex)
+    if outputs.choice is not None:
+        return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
+    if outputs.grammar is not None:
+        return Grammar(kind="ebnf" if is_ebnf(outputs.grammar) else "lark", text=outputs.grammar)
+    if outputs.structural_tag is not None:
+        return _tag_grammar(outputs.structural_tag)
+    grammar = _json_grammar(outputs.json_)
+    whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
+    is_closed = outputs.disable_additional_properties
+    return msgspec.structs.replace(grammar, whitespace=whitespace, is_closed=is_closed)
 
 
 def _json_grammar(schema: dict[str, Any] | None) -> Grammar:

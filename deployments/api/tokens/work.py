@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from deployments.api.bodies import parse
 from deployments.api.history.turns import turns_of
 from deployments.api.prompts import checked_ids
 from deployments.api.requests import ServedModel
@@ -23,14 +22,13 @@ from models.protocol.errors import InvalidRequest
 from models.text.tokenizer import Tokenizer
 
 
-def tokenized(body: bytes, model: ServedModel) -> bytes:
+def tokenized(asked: TokenizeRequest, model: ServedModel) -> bytes:
     """Return the answer to POST /tokenize, a `TokenizeAnswer`.
 
     Raises:
         InvalidRequest: it has no text or two, or fields contradict each other.
         UnknownModel: it asks for another model.
     """
-    asked = parse(body, TokenizeRequest)
     if asked.model is not None:
         model.check_name(asked.model)
     ids = _ids(asked, model)
@@ -41,14 +39,13 @@ def tokenized(body: bytes, model: ServedModel) -> bytes:
     ).to_json()
 
 
-def detokenized(body: bytes, model: ServedModel) -> bytes:
+def detokenized(asked: DetokenizeRequest, model: ServedModel) -> bytes:
     """Return the answer to POST /detokenize, a `DetokenizeAnswer`.
 
     Raises:
         InvalidRequest: a token id is outside the vocabulary.
         UnknownModel: it asks for another model.
     """
-    asked = parse(body, DetokenizeRequest)
     if asked.model is not None:
         model.check_name(asked.model)
     ids = checked_ids(asked.tokens, model.tokenizer, len(asked.tokens) + 1, "tokens")

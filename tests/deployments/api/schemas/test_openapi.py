@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from deployments.api.bodies import parse
 from deployments.api.http import create_app
-from deployments.api.requests import prepare_chat, prepare_completions
+from deployments.api.requests import prepare_completions, prepare_turn
 from deployments.api.schemas.openapi import OPEN_PATHS, OpenApiPage, openapi_page
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from models.protocol.errors import ServingError
@@ -44,7 +44,7 @@ def is_served(route: str, body: dict[str, Any]) -> bool:
     raw = json.dumps(body).encode()
     try:
         if route.endswith("chat/completions"):
-            prepare_chat(parse(raw, ChatCompletionRequest), MODEL, "r1")
+            prepare_turn(parse(raw, ChatCompletionRequest), MODEL, "r1")
         else:
             prepare_completions(parse(raw, CompletionRequest), MODEL, "r1")
     except ServingError:
