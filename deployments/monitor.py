@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from deployments.api.cached_value import CachedValue
 from deployments.api.edge import json_response
-from deployments.api.schemas.status import HealthStatus
+from deployments.api.schemas.answers import HealthStatus
 from deployments.serve.errors import CALL_ERRORS
 from deployments.serve.instruments import CONTENT_TYPE
 from deployments.serve.page import answers_of, text_of
@@ -96,7 +96,7 @@ class Monitor:
         """200 while at least one router is healthy, else 503 with a reason."""
         status = await self._health.get()
         code = 200 if status.status == "ok" else 503
-        return json_response(status.model_dump_json().encode(), code)
+        return json_response(status.to_json(), code)
 
     async def _metrics_page(self) -> bytes:
         handles = [await self._handle(name) for name in await self._names()]

@@ -14,19 +14,19 @@ proxies between a client and the routes ask for.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from deployments.api.bodies import parse
 from deployments.api.cached_value import CachedValue
@@ -45,16 +45,24 @@ from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
 from deployments.api.pages.docs import docs_page
-from deployments.api.playground.page import playground_routes
+from deployments.api.playground.page import playground_files, playground_page
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
+from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.running import event_stream, run_choice, whole_body
-from deployments.api.schemas.answers import ModelCard, ModelList
+from deployments.api.schemas.answers import (
+    HealthStatus,
+    LiveStatus,
+    ModelCard,
+    ModelList,
+    VersionStatus,
+)
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
-from deployments.api.schemas.openapi import OpenApiPage, own_version
+from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
-from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.schemas.strict_fields import BodyFields
+from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.transport.cors import cors
 from deployments.api.transport.paths import PlainPaths
@@ -68,6 +76,7 @@ from router.types import GenerationRequest, Generator, GrammarChecker
 _INLINE_BODY_BYTES = 16_384
 _LONG_BODY_S = 30.0  # a megabyte takes about two seconds
 
+Asked = TypeVar("Asked", bound=BodyFields)
 Made = TypeVar("Made")
 
 
@@ -133,16 +142,16 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starle
     `sends_request_id` False: the server around it writes the `x-request-id` of the request into
     the answer, as Serve's proxy does.
     """
-    routes = _Routes(service).table()
+    routes = Handlers(service).routes()
     layers = [
         *cors(service.transport.allowed_origins),
         Middleware(Edge, sends_request_id=sends_request_id),
         Middleware(PlainPaths, routes=routes),
     ]
     if service.api_keys is not None:
-        layers.append(Middleware(KeyGate, keys=service.api_keys))
+        layers.append(Middleware(KeyGate, keys=service.api_keys, open_paths=OPEN_PATHS))
     app = Starlette(
-        routes=[*routes, *playground_routes()],
+        routes=[*routes, playground_files()],
         middleware=layers,
         exception_handlers={HTTPException: answer_http_exception},
     )
@@ -150,8 +159,8 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starle
     return app
 
 
-class _Routes:
-    """One method per route."""
+class Handlers:
+    """One method per route; the table is `schemas.openapi.OPERATIONS`."""
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
@@ -160,45 +169,35 @@ class _Routes:
         self._metrics = CachedValue(self._metrics_page)
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
-    def table(self) -> list[BaseRoute]:
-        """Return every route of the API."""
-        return [
-            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/responses", self.responses, methods=["POST"]),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
-            Route("/v1/grammar/check", self.check_grammar, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/health", self.health),
-            Route("/livez", self.alive),
-            Route("/readyz", self.health),
-            Route("/metrics", self.metrics),
-            Route("/version", self.version),
-            Route("/openapi.json", self.openapi),
-            Route("/docs", self.docs),
+    def routes(self) -> list[Route]:
+        """Return the routes of the table."""
+        routes = [
+            Route(one.path, getattr(self, one.handler), methods=[one.method]) for one in OPERATIONS
         ]
+        for route in routes:
+            if route.path == "/":
+                route.path_regex = re.compile("^/?$")  # a prefix without a slash behind it too
+        return routes
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete(request, _chat_job)
+        return await self._complete(request, ChatCompletionRequest, chat_job)
 
     async def completions(self, request: Request) -> Response:
-        return await self._complete(request, _completion_job)
+        return await self._complete(request, CompletionRequest, completion_job)
 
     async def responses(self, request: Request) -> Response:
-        return await self._complete(request, responses_job)
+        return await self._complete(request, ResponsesRequest, responses_job)
 
     async def tokenize(self, request: Request) -> Response:
-        return json_response(await self._worked(request, tokenized))
+        return json_response(await self._worked(request, TokenizeRequest, tokenized))
 
     async def detokenize(self, request: Request) -> Response:
-        return json_response(await self._worked(request, detokenized))
+        return json_response(await self._worked(request, DetokenizeRequest, detokenized))
 
     async def check_grammar(self, request: Request) -> Response:
         """Compares a text with a constraint; see `schemas.grammar_check`."""
         self._service.refuse_when_full()
-        asked = await self._worked(request, _grammar_check)
+        asked = await self._worked(request, GrammarCheckRequest, lambda asked, _: asked)
         if asked.model is not None:
             self._service.model.check_name(asked.model)
         async with self._service.slot():
@@ -214,14 +213,14 @@ class _Routes:
 
     async def health(self, _: Request) -> Response:
         status = await self._service.health_status()
-        return _status(status, 200 if status.status == "ok" else 503)
+        return json_response(status.to_json(), 200 if status.status == "ok" else 503)
 
     async def alive(self, _: Request) -> Response:
         """Answer that this process lives.
 
         /readyz tells whether the engines do.
         """
-        return _status(LiveStatus())
+        return json_response(LiveStatus().to_json())
 
     async def metrics(self, _: Request) -> Response:
         return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
@@ -231,10 +230,13 @@ class _Routes:
         return self._service.metrics() + (b"" if others is None else await others())
 
     async def version(self, _: Request) -> Response:
-        return _status(VersionStatus(version=own_version()))
+        return json_response(VersionStatus(version=own_version()).to_json())
 
     async def docs(self, _: Request) -> Response:
         return docs_page()
+
+    async def playground(self, request: Request) -> Response:
+        return await playground_page(request)
 
     async def openapi(self, request: Request) -> Response:
         root_path = request.scope.get("root_path", "")
@@ -254,21 +256,27 @@ class _Routes:
         model = self._service.model
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
-    async def _worked(self, request: Request, work: Callable[[bytes, ServedModel], Made]) -> Made:
+    async def _worked(
+        self, request: Request, schema: type[Asked], work: Callable[[Asked, ServedModel], Made]
+    ) -> Made:
         """Return the result of `work` on the body.
 
-        A long body is worked on in a thread.
+        A long body is read and worked on in a thread.
         """
         body, model = await self._body(request), self._service.model
+
+        def made() -> Made:
+            return work(parse(body, schema), model)
+
         if len(body) <= _INLINE_BODY_BYTES:
-            return work(body, model)
-        return await until_disconnect(request, self._off_loop.run(len(body), work, body, model))
+            return made()
+        return await until_disconnect(request, self._off_loop.run(len(body), made))
 
     async def _complete(
-        self, request: Request, make_job: Callable[[bytes, ServedModel], Job]
+        self, request: Request, schema: type[Asked], make_job: Callable[[Asked, ServedModel], Job]
     ) -> Response:
         self._service.refuse_when_full()
-        job = await self._worked(request, make_job)
+        job = await self._worked(request, schema, make_job)
         record: RequestRecord = request.state.record
         record.start(
             self._service.model.name,
@@ -308,19 +316,3 @@ class _Routes:
             ),
             grammar_fields=job.grammar_fields,
         )
-
-
-def _chat_job(body: bytes, model: ServedModel) -> Job:
-    return chat_job(parse(body, ChatCompletionRequest), model)
-
-
-def _completion_job(body: bytes, model: ServedModel) -> Job:
-    return completion_job(parse(body, CompletionRequest), model)
-
-
-def _grammar_check(body: bytes, _: ServedModel) -> GrammarCheckRequest:
-    return parse(body, GrammarCheckRequest)
-
-
-def _status(shape: BaseModel, status: int = 200) -> Response:
-    return json_response(shape.model_dump_json().encode(), status)

@@ -8,18 +8,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
-
-import msgspec
 
 from deployments.api.choices import choices_of
 from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
-from deployments.api.schemas.grammar_fields import asked_field
+from deployments.api.responses.shapes import ResponsesRequest
+from deployments.api.sampling_terms import asked_logprobs
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
+    SharedFields,
 )
 from deployments.api.writing.chat_writer import ChatWriter
 from deployments.api.writing.details_writer import DetailsWriter
@@ -46,8 +46,8 @@ class Job:
     # That constrain the answer, as the client spelt them: first its own, then those of the lines
     # of a grammar that was made for the request, from the second on.
     grammar_fields: tuple[str, ...]
+    sealed: Callable[[bytes], bytes]  # seals the bodies of a stream's events
     num_prompts: int = 1
-    sealed: Callable[[bytes], bytes] = lambda body: body  # seals the bodies of a stream's events
     shown_ids: tuple[int, ...] = ()  # special tokens that are part of the text
     encode: Callable[[Iterable[bytes]], bytes] = encode_events  # bodies as events of a stream
     done: bytes = DONE  # the end of a stream without a fault
@@ -62,56 +62,44 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
     """Return the job of POST /v1/chat/completions, or raise its refusal."""
     prompt, turn = prepare_turn(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, [prompt], model.max_logprob_entries)
-    writer = ChatWriter(answer_head(asked, [prompt], model), turn.turn)
-    job = _job(asked, [prompt], writer, turn.fields, continues_prompt=False)
-    return replace(job, shown_ids=turn.shown_ids)
+    return Job(
+        choices_of([prompt], asked.n, is_stream=asked.stream),
+        with_details(ChatWriter(answer_head(asked, [prompt], model), turn.turn), asked),
+        asked.stream,
+        continues_prompt=False,
+        grammar_fields=turn.fields,
+        sealed=seal_of(asked),
+        shown_ids=turn.shown_ids,
+    )
 
 
 def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
     """Return the job of POST /v1/completions, or raise its refusal."""
-    prompts = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
+    prompts, turn = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
     writer = TextWriter(answer_head(asked, prompts, model), _echoes(asked, prompts, model))
-    field = asked_field(asked.response_format, asked.structured_outputs)
-    fields = () if field is None else (field,)
-    return _job(asked, prompts, writer, fields, continues_prompt=True)
-
-
-def _job(
-    asked: GenerationFields,
-    prompts: Sequence[GenerationRequest],
-    writer: Writer,
-    grammar_fields: tuple[str, ...],
-    *,
-    continues_prompt: bool,
-) -> Job:
-    options = asked.stream_options
-    job = Job(
+    return Job(
         choices_of(prompts, asked.n, is_stream=asked.stream),
-        writer,
+        with_details(writer, asked),
         asked.stream,
-        continues_prompt,
-        grammar_fields,
-        len(prompts),
+        continues_prompt=True,
+        grammar_fields=turn.fields,
+        num_prompts=len(prompts),
+        sealed=seal_of(asked),
     )
-    if asked.speculation.details:
-        job = with_details(job)
-    if options is None or not options.include_obfuscation:
-        return job
-    return replace(job, sealed=sealing(asked.model))
 
 
-def with_details(job: Job) -> Job:
-    """Add the details of rounds to a job.
+def with_details(writer: Writer, asked: SharedFields) -> Writer:
+    """Return the writer; it tells the rounds too if they are requested."""
+    return DetailsWriter(writer) if asked.speculation.details else writer
 
-    They need its tokens' logprobs, whether the answer lists these or not.
-    """
-    requests = []
-    for request in job.requests:
-        num_logprobs = max(request.sampling.num_logprobs, 0)
-        sampling = msgspec.structs.replace(request.sampling, num_logprobs=num_logprobs)
-        requests.append(replace(request, sampling=sampling))
-    return replace(job, requests=requests, writer=DetailsWriter(job.writer))
+
+def seal_of(asked: GenerationFields | ResponsesRequest) -> Callable[[bytes], bytes]:
+    """Return what is done to the bodies of a stream's events."""
+    options = asked.stream_options
+    if options is not None and options.include_obfuscation:
+        return sealing(asked.model)
+    return lambda body: body
 
 
 def _echoes(
@@ -144,7 +132,7 @@ def answer_head(
         tokenizer=model.tokenizer,
         prompt_lens=tuple(len(prompt.prompt_ids) for prompt in prompts),
         choices_per_prompt=asked.n,
-        num_logprobs=request.sampling.num_logprobs,
+        num_logprobs=asked_logprobs(asked),
         choice_texts=_choice_texts(asked),
         num_prompt_logprobs=-1 if asked.prompt_logprobs is None else asked.prompt_logprobs,
         include_usage=options is not None and options.wants_usage,
@@ -210,7 +198,7 @@ def check_logprob_entries(
 def _parts(
     asked: ChatCompletionRequest | CompletionRequest, prompts: Sequence[GenerationRequest]
 ) -> list[_Part]:
-    sampling = prompts[0].sampling
+    num_logprobs = asked_logprobs(asked)
     num_generated = asked.n * sum(request.max_tokens for request in prompts)
     num_prompt = sum(len(request.prompt_ids) for request in prompts)
     parts = []
@@ -221,8 +209,8 @@ def _parts(
             parts.append(_Part("echo", num_prompt, 1 + asked.logprobs))
     elif asked.top_logprobs:
         field = "top_logprobs"
-    if sampling.num_logprobs >= 0:
-        parts.append(_Part(field, num_generated, 1 + sampling.num_logprobs))
+    if num_logprobs >= 0:
+        parts.append(_Part(field, num_generated, 1 + num_logprobs))
     if asked.speculation.details:
         parts.append(_Part("speculation.details", num_generated, _LOGPROBS_PER_DETAIL))
     if asked.prompt_logprobs is not None:

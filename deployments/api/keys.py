@@ -15,20 +15,17 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette._utils import get_route_path  # private, but the only one that cannot differ
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.api.playground.page import PAGE_PATHS
 from deployments.api.schemas.requests import Unauthorized
 
 logger = logging.getLogger(__name__)
 
-# All other paths ask for a key, also those that no route serves.
-OPEN_PATHS = PAGE_PATHS | {*("/health", "/livez", "/readyz", "/metrics", "/version", "/docs")}
 _RELOAD_PERIOD_S = 1.0
 _MAX_REPORTED = 3  # faults of one file; the number of all is a metric
 KEY_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")
@@ -158,15 +155,16 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class KeyGate:
-    """Middleware: 401 without a known key, but for `OPEN_PATHS`; notes its name in the scope.
+    """Middleware: 401 without a known key, but for `open_paths`; notes its name in the scope.
 
     The path is the one that starlette's router goes by. It does not have the mount point
     (`root_path`) of a server in front, such as Serve with a `route_prefix`.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, open_paths: Collection[str]) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or raise.
@@ -174,7 +172,7 @@ class KeyGate:
         Raises:
             Unauthorized: no key, or none of the file.
         """
-        if scope["type"] == "http" and get_route_path(scope) not in OPEN_PATHS:
+        if scope["type"] == "http" and get_route_path(scope) not in self._open_paths:
             key = _bearer(scope)
             if not key:
                 raise Unauthorized("an API key is needed: 'Authorization: Bearer <key>'")

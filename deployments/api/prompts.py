@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.api.schemas.chat_fields import Prediction
 from deployments.api.schemas.grammar_fields import naming_field
@@ -22,20 +22,6 @@ from router.predicted_text import PredictedText
 _END_CHARS = 128  # more than a template writes after the last message
 
 
-class Model(Protocol):
-    """The part of a served model that prompts depend on."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the served model."""
-        ...
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of its context window."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """The prompt of a conversation up to the assistant's next turn, and the end of its text."""
@@ -48,7 +34,8 @@ def chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
-    model: Model,
+    tokenizer: Tokenizer,
+    max_model_len: int,
 ) -> ChatPrompt:
     """Render messages and tools by the chat template, with its other settings.
 
@@ -56,9 +43,8 @@ def chat_prompt(
         ContextTooLong: it must be more tokens than the context window has.
         InvalidRequest: the chat template refuses the messages.
     """
-    tokenizer = model.tokenizer
     pieces = tokenizer.chat_pieces(messages, tools, settings)
-    _check_text(pieces, tokenizer, model.max_model_len, "messages")
+    _check_text(pieces, tokenizer, max_model_len, "messages")
     return ChatPrompt(tokenizer.encode_pieces(pieces), pieces[-1][-_END_CHARS:])
 
 

@@ -6,15 +6,15 @@ limits that come from the config.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
-import msgspec
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from deployments.api.history.turns import turns_of
-from deployments.api.lookahead.asked import lookahead_of, rule_of, text_reader
+from deployments.api.lookahead.asked import lookahead_of, rule_of
 from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
-from deployments.api.schemas.grammar_fields import asked_grammar
+from deployments.api.schemas.grammar_fields import asked_constraint
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -23,12 +23,15 @@ from deployments.api.schemas.requests import (
 from deployments.api.schemas.sampling_defaults import SamplingDefaults, with_defaults
 from deployments.api.schemas.strict_fields import shown
 from deployments.api.schemas.tool_fields import check_tools
-from deployments.api.turns.asked_turn import AskedTurn, asked_turn
+from deployments.api.turns.asked_turn import AskedTurn, asked_text, asked_turn
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Verification
 from models.text.tokenizer import Tokenizer
 from models.text.tools.prompt import TurnFormats
+from router.predicted_text import PredictedText
 from router.types import GenerationRequest, SpeculationSettings
+
+Asked = TypeVar("Asked", bound=GenerationFields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +68,6 @@ class ServedModel:
             )
 
 
-def prepare_chat(
-    request: ChatCompletionRequest, model: ServedModel, request_id: str
-) -> GenerationRequest:
-    """Tokenise a conversation; see `prepare_turn`."""
-    return prepare_turn(request, model, request_id)[0]
-
-
 def prepare_turn(
     request: ChatCompletionRequest, model: ServedModel, request_id: str
 ) -> tuple[GenerationRequest, AskedTurn]:
@@ -80,10 +76,9 @@ def prepare_turn(
     If `tool_choice` is none, the model does not see the tools.
 
     Raises:
-        InvalidRequest: see `_prepare`; or the chat template refuses the messages.
+        InvalidRequest: see `_prepared`; or the chat template refuses the messages.
     """
-    model.check_name(request.model)
-    request = with_defaults(request, model.sampling)
+    request = _checked(request, model)
     check_tools(request.tools, request.tool_choice)
     shown_tools = [] if request.tool_choice == "none" else request.tools
     messages, tools = model.formats.prompted(
@@ -99,67 +94,43 @@ def prepare_turn(
             "send one of them",
             param="max_tokens",
         )
-    prompt = chat_prompt(messages, tools, request.template_settings, model)
+    settings = request.template_settings
+    prompt = chat_prompt(messages, tools, settings, model.tokenizer, model.max_model_len)
     _check_no_tokens(asked, tokens_param, request)
     max_tokens = _max_tokens(asked, len(prompt.ids), model, "messages", tokens_param)
     turn = asked_turn(request, model.formats, model.tokenizer, prompt.end)
-    prepared = _prepare(request, model, request_id, prompt.ids, max_tokens)
     prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
-    is_mostly_free = turn.turn is not None and turn.turn.begins_free
-    prepared = replace(prepared, prediction=prediction, is_mostly_free=is_mostly_free)
-    if prepared.lookahead is not None and turn.shown_ids:  # the reward reads the turn as written
-        text_of = text_reader(model.tokenizer, shown_ids=turn.shown_ids)
-        prepared = replace(prepared, lookahead=replace(prepared.lookahead, text_of=text_of))
-    if turn.turn is None and prepared.choices:
-        return prepared, turn
-    if prepared.choices:
-        _check_masked(request)
-    return replace(prepared, grammar=turn.grammar, choices=()), turn
-
-
-def _check_masked(request: ChatCompletionRequest) -> None:
-    """Check that choices may be masked, as they are beside tools and behind a reasoning block."""
-    outputs = request.structured_outputs
-    for name in ("choice_sampling", "choice_probabilities"):
-        if outputs is not None and name in outputs.model_fields_set:
-            raise InvalidRequest(
-                f"structured_outputs.{name}: choices beside tools or behind a reasoning block are "
-                f"masked, so they have no {name} (got {shown(getattr(outputs, name))})",
-                param=f"structured_outputs.{name}",
-            )
+    prompts = [(prompt.ids, max_tokens)]
+    [prepared] = _prepared(request, model, request_id, turn, prompts, prediction)
+    return prepared, turn
 
 
 def prepare_completions(
     request: CompletionRequest, model: ServedModel, request_id: str
-) -> list[GenerationRequest]:
+) -> tuple[list[GenerationRequest], AskedTurn]:
     """Tokenise raw prompts, in which special tokens count; or take their token ids.
 
     A request for each prompt, all with the same id and seed.
 
     Raises:
-        InvalidRequest: see `_prepare`; or a token id is outside the vocabulary.
+        InvalidRequest: see `_prepared`; or a token id is outside the vocabulary.
     """
-    model.check_name(request.model)
-    request = with_defaults(request, model.sampling)
     num_prompts = len(request.prompt)
+    request = _checked(request, model, num_prompts)
     _check_no_tokens(request.max_tokens, "max_tokens", request)
-    _check_choices(request.n, model, num_prompts)
-    prepared: list[GenerationRequest] = []
+    prompts: list[tuple[list[int], int]] = []
     for index, prompt in enumerate(request.prompt):
         param = f"prompt[{index}]" if num_prompts > 1 else "prompt"
         if isinstance(prompt, str):
-            prompt_ids = text_ids(prompt, model.tokenizer, model.max_model_len, param)
+            ids = text_ids(prompt, model.tokenizer, model.max_model_len, param)
         else:
-            prompt_ids = checked_ids(prompt, model.tokenizer, model.max_model_len, param)
-        max_tokens = _max_tokens(request.max_tokens, len(prompt_ids), model, param, "max_tokens")
-        prepared.append(_prepare(request, model, request_id, prompt_ids, max_tokens))
-    seed = prepared[0].sampling.seed  # which may be a random one
-    return [
-        replace(one, sampling=msgspec.structs.replace(one.sampling, seed=seed)) for one in prepared
-    ]
+            ids = checked_ids(prompt, model.tokenizer, model.max_model_len, param)
+        prompts.append((ids, _max_tokens(request.max_tokens, len(ids), model, param, "max_tokens")))
+    turn = asked_text(asked_constraint(request.response_format, request.structured_outputs))
+    return _prepared(request, model, request_id, turn, prompts), turn
 
 
-def _check_choices(n: int, model: ServedModel, num_prompts: int = 1) -> None:
+def _check_choices(n: int, model: ServedModel, num_prompts: int) -> None:
     limit = model.max_choices
     if n > limit:
         raise InvalidRequest(f"n: at most {limit} choices are allowed (got {n})", param="n")
@@ -171,42 +142,81 @@ def _check_choices(n: int, model: ServedModel, num_prompts: int = 1) -> None:
         )
 
 
-def _prepare(
+def _checked(request: Asked, model: ServedModel, num_prompts: int = 1) -> Asked:
+    """Check what needs no prompt, and fill in the model's defaults."""
+    model.check_name(request.model)
+    _check_stream_options(request)
+    _check_choices(request.n, model, num_prompts)
+    return with_defaults(request, model.sampling)
+
+
+def _prepared(
     request: GenerationFields,
     model: ServedModel,
     request_id: str,
-    prompt_ids: list[int],
-    max_tokens: int,
-) -> GenerationRequest:
-    """Apply the limits of the config.
+    turn: AskedTurn,
+    prompts: Sequence[tuple[list[int], int]],
+    prediction: PredictedText | None = None,
+) -> list[GenerationRequest]:
+    """Return a request for each prompt, given with its most tokens; apply the config's limits.
 
     Raises:
         InvalidRequest: a limit is exceeded, or fields contradict each other.
     """
-    _check_stream_options(request)
-    _check_choices(request.n, model)
-    # A raw prompt's text goes on; an answer's begins anew.
-    after = prompt_ids if isinstance(request, CompletionRequest) else ()
-    lookahead = lookahead_of(request, model.tokenizer, after)
-    choices = () if lookahead else choice_ids(request, model.tokenizer, after)
-    grammar = asked_grammar(request.response_format, request.structured_outputs)
-    verification = rule_of(request, model.verification)
-    return GenerationRequest(
-        request_id=request_id,
-        prompt_ids=tuple(prompt_ids),
-        sampling=sampling_of(request, model.tokenizer, verification, max_tokens),
-        eos_ids=model.tokenizer.eos_ids,
-        max_tokens=max_tokens,
-        stop=_checked_stop(request.stop, model),
-        grammar=None if choices else grammar,
-        choices=choices,
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=tuple(request.stop_token_ids),
-        includes_stop=request.include_stop_str_in_output,
-        cache_salt=request.cache_salt or "",
-        speculation=_speculation(request, model),
-        lookahead=lookahead,
-    )
+    tokenizer = model.tokenizer
+    sampling = sampling_of(request, tokenizer, rule_of(request, model.verification))
+    stop, speculation = _checked_stop(request.stop, model), _speculation(request, model)
+    prepared = []
+    for prompt_ids, max_tokens in prompts:
+        _check_min_tokens(request, max_tokens)
+        # A raw prompt's text goes on; an answer's begins anew.
+        after = prompt_ids if isinstance(request, CompletionRequest) else ()
+        lookahead = lookahead_of(request, tokenizer, after, turn.shown_ids)
+        choices = () if lookahead else choice_ids(request, tokenizer, after)
+        if choices and turn.turn is not None:
+            _check_masked(request)
+            choices = ()
+        prepared.append(
+            GenerationRequest(
+                request_id=request_id,
+                prompt_ids=tuple(prompt_ids),
+                sampling=sampling,
+                eos_ids=tokenizer.eos_ids,
+                max_tokens=max_tokens,
+                stop=stop,
+                grammar=None if choices else turn.grammar,
+                choices=choices,
+                ignore_eos=request.ignore_eos,
+                stop_token_ids=tuple(request.stop_token_ids),
+                includes_stop=request.include_stop_str_in_output,
+                cache_salt=request.cache_salt or "",
+                speculation=speculation,
+                lookahead=lookahead,
+                prediction=prediction,
+                is_mostly_free=turn.turn is not None and turn.turn.begins_free,
+            )
+        )
+    return prepared
+
+
+def _check_min_tokens(request: GenerationFields, max_tokens: int) -> None:
+    if request.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: must be at most max_tokens, {max_tokens} (got {request.min_tokens})",
+            param="min_tokens",
+        )
+
+
+def _check_masked(request: GenerationFields) -> None:
+    """Check that choices may be masked, as they are beside tools and behind a reasoning block."""
+    outputs = request.structured_outputs
+    for name in ("choice_sampling", "choice_probabilities"):
+        if outputs is not None and name in outputs.model_fields_set:
+            raise InvalidRequest(
+                f"structured_outputs.{name}: choices beside tools or behind a reasoning block are "
+                f"masked, so they have no {name} (got {shown(getattr(outputs, name))})",
+                param=f"structured_outputs.{name}",
+            )
 
 
 def _check_stream_options(request: GenerationFields) -> None:

@@ -20,15 +20,16 @@ _RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers 
 
 
 def sampling_of(
-    request: GenerationFields, tokenizer: Tokenizer, verification: Verification, max_tokens: int
+    request: GenerationFields, tokenizer: Tokenizer, verification: Verification
 ) -> Sampling:
     """Return the rules for sampling a request's tokens, and the logprobs to report.
+
+    The details of rounds need logprobs too, whether the answer lists these or not.
 
     Args:
         request: with its own limits checked.
         tokenizer: of the served model.
         verification: the rule where the request names none.
-        max_tokens: most tokens that the answer may have.
 
     Raises:
         InvalidRequest: a token id is outside the vocabulary, or fields contradict each other.
@@ -36,12 +37,7 @@ def sampling_of(
     vocab_size = tokenizer.vocab_size
     _check_ids("logit_bias", (token_id for token_id, _ in request.logit_bias), vocab_size)
     _check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
-    if request.min_tokens > max_tokens:
-        raise InvalidRequest(
-            f"min_tokens: must be at most max_tokens, {max_tokens} (got {request.min_tokens})",
-            param="min_tokens",
-        )
-    num_prompt_logprobs = _num_prompt_logprobs(request)
+    num_logprobs = asked_logprobs(request)
     return Sampling(
         temperature=_temperature(request.temperature),
         top_p=request.top_p,
@@ -55,8 +51,8 @@ def sampling_of(
         logit_bias=tuple(request.logit_bias),
         min_tokens=request.min_tokens,
         bad_words=bad_word_ids(request.bad_words, tokenizer),
-        num_logprobs=_num_logprobs(request),
-        num_prompt_logprobs=num_prompt_logprobs,
+        num_logprobs=max(num_logprobs, 0) if request.speculation.details else num_logprobs,
+        num_prompt_logprobs=_num_prompt_logprobs(request),
     )
 
 
@@ -86,7 +82,12 @@ def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _num_logprobs(request: GenerationFields) -> int:
+def asked_logprobs(request: GenerationFields) -> int:
+    """Return how many of the likeliest tokens the answer lists at each place; -1: no logprobs.
+
+    Raises:
+        InvalidRequest: fields contradict each other.
+    """
     if isinstance(request, CompletionRequest):
         return -1 if request.logprobs is None else request.logprobs
     if not isinstance(request, ChatCompletionRequest):
@@ -108,7 +109,7 @@ def _num_prompt_logprobs(request: GenerationFields) -> int:
             )
         asked = request.prompt_logprobs
     if isinstance(request, CompletionRequest) and request.echo:
-        return max(asked, _num_logprobs(request))  # an echoed prompt has its logprobs as well
+        return max(asked, asked_logprobs(request))  # an echoed prompt has its logprobs as well
     return asked
 
 

@@ -20,7 +20,7 @@ from ray.serve.schema import ReplicaRank
 from starlette.applications import Starlette
 
 from deployments.api.http import create_app
-from deployments.api.schemas.status import HealthStatus
+from deployments.api.schemas.answers import HealthStatus
 from deployments.config.live_limits import changes_of, take_user_config, with_user_config
 from deployments.config.schema import LinkConfig, RouterConfig
 from deployments.ingress.pools import constraint_pool, engine_pool

@@ -6,6 +6,7 @@ Only the role, and what a user or the instructions say, can be wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -30,11 +31,15 @@ from deployments.api.history.content import (
     written_text,
 )
 from deployments.api.schemas.strict_fields import (
+    MAX_FIELDS,
     StrictFields,
+    at_most,
     check_number_of_fields,
     refuse_value,
 )
 
+# Far more turns than conversations have; to check and to render as many takes about 20 ms.
+MAX_MESSAGES = 4096
 MAX_CALLS_OF_TURN = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RESULTS = ("tool", "function")
@@ -72,6 +77,31 @@ class _Carried:
         """Return the text; refuse too long a list."""
         check_number(self.content)
         return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A turn's own list of calls, and calls that stand elsewhere in it; None: its role has none."""
+
+    listed: Any
+    others: Sequence[Any] | None = None
+
+    def read(self) -> tuple[CarriedCall, ...]:
+        """Return the distinct calls; refuse too long a list.
+
+        A call that stands in the content too is one call.
+        """
+        raw_calls = self.listed if isinstance(self.listed, list) else []
+        if len(raw_calls) > MAX_CALLS_OF_TURN:
+            refuse_value(f"at most {MAX_CALLS_OF_TURN} are allowed (got {len(raw_calls)})")
+        if self.others is None:
+            return ()
+        calls: dict[object, CarriedCall] = {}
+        for index, raw in enumerate([*raw_calls, *self.others]):
+            call = read_call(raw)
+            if call is not None:
+                calls.setdefault(index if call.id is None else call.id, call)
+        return tuple(calls.values())
 
 
 def _content(content: _Written | _Carried | None, info: ValidationInfo) -> str | None:
@@ -130,6 +160,7 @@ def _as_read(schema: dict[str, Any]) -> None:
     schema |= {
         "required": ["role"],
         "additionalProperties": True,
+        "maxProperties": MAX_FIELDS,
         "if": written,
         "then": {"required": ["content"], "properties": {"content": _WRITTEN_CONTENT}},
     }
@@ -146,7 +177,9 @@ class Message(StrictFields):
         default=None, validate_default=True
     )
     name: str | None = None
-    tool_calls: Annotated[tuple[CarriedCall, ...], WithJsonSchema({})] = ()
+    tool_calls: Annotated[
+        tuple[CarriedCall, ...], BeforeValidator(_Called.read), WithJsonSchema({})
+    ] = ()
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     # Results in front of a user's text, in Anthropic's form.
@@ -160,7 +193,9 @@ class Message(StrictFields):
             return raw
         check_number_of_fields(raw)
         role = raw.get("role")
-        fields = {"role": role, "name": raw["name"]} if _has_name(raw) else {"role": role}
+        fields = {"role": role, "tool_calls": _Called(raw.get("tool_calls"))}
+        if _has_name(raw):
+            fields["name"] = raw["name"]
         if role == "assistant":
             return fields | _of_assistant(raw)
         if role in _RESULTS:
@@ -210,25 +245,17 @@ def _of_assistant(raw: dict[str, Any]) -> dict[str, Any]:
     for name in ("refusal", "audio"):  # OpenAI's answers have these in place of a text
         other = raw.get(name)
         text = text or "\n".join(said_in(other).texts)
-    listed = raw.get("tool_calls")
-    calls = [*(listed if isinstance(listed, list) else ()), raw.get("function_call"), *said.calls]
     thoughts = (thought_in(raw.get(name)) for name in _REASONING)
     thought = next(filter(None, thoughts), "") or "".join(said.thoughts)
     return {
         "content": _Carried(content, text),
-        "tool_calls": _distinct(calls),
+        "tool_calls": _Called(raw.get("tool_calls"), [raw.get("function_call"), *said.calls]),
         "reasoning_content": thought or None,
     }
 
 
-def _distinct(raw_calls: list[Any]) -> tuple[CarriedCall, ...]:
-    """Return the distinct calls.
-
-    A call that stands in the content too is one call.
-    """
-    calls: dict[object, CarriedCall] = {}
-    for index, raw in enumerate(raw_calls):
-        call = read_call(raw)
-        if call is not None:
-            calls.setdefault(index if call.id is None else call.id, call)
-    return tuple(calls.values())
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    at_most(MAX_MESSAGES),
+]

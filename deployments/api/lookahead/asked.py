@@ -36,7 +36,10 @@ _LEFT_ALONE_IN_SPECULATION = ("enabled", "k", "verification", "details", "compar
 
 
 def lookahead_of(
-    request: GenerationFields, tokenizer: Tokenizer, after: Sequence[int]
+    request: GenerationFields,
+    tokenizer: Tokenizer,
+    after: Sequence[int],
+    shown_ids: Collection[int],
 ) -> LookaheadSettings | None:
     """Return the look-ahead that the request asks for; None if there is none.
 
@@ -44,6 +47,7 @@ def lookahead_of(
         request: the body.
         tokenizer: of the model.
         after: token ids whose text the answer continues.
+        shown_ids: special tokens that are part of the text, which the reward reads as written.
 
     Raises:
         InvalidRequest: fields do not go together, or the reward is too large.
@@ -60,7 +64,7 @@ def lookahead_of(
     return LookaheadSettings(
         method=asked.method,
         reward=_reward(asked),
-        text_of=text_reader(tokenizer, after),
+        text_of=_text_reader(tokenizer, after, shown_ids),
         length=asked.length,
         candidates=asked.candidates,
         acceptance=asked.acceptance,
@@ -96,16 +100,10 @@ def _reward(asked: LookaheadOptions) -> str:
     return text
 
 
-def text_reader(
-    tokenizer: Tokenizer, after: Sequence[int] = (), shown_ids: Collection[int] = ()
+def _text_reader(
+    tokenizer: Tokenizer, after: Sequence[int], shown_ids: Collection[int]
 ) -> Callable[[Sequence[int]], str]:
-    """Return a function that gives the text of generated tokens.
-
-    Args:
-        tokenizer: of the model.
-        after: token ids whose text they continue.
-        shown_ids: special tokens that are part of the text.
-    """
+    """Return a function that gives the text of generated tokens."""
 
     def text_of(token_ids: Sequence[int]) -> str:
         detokenizer = tokenizer.detokenizer(after, shown_ids)

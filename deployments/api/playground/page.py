@@ -8,13 +8,12 @@ from elsewhere, nothing is inline, and the browser is told to hold it to that.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from starlette._utils import get_route_path  # private, but the only one that cannot differ
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -43,15 +42,16 @@ class _Files(StaticFiles):
         return response
 
 
-def playground_routes() -> list[BaseRoute]:
-    """Return the routes of the page at `/` and of its files below `/playground`."""
-    files = _Files(directory=_FILES)
+_files = _Files(directory=_FILES)
 
-    async def page(request: Request) -> Response:
-        if not get_route_path(request.scope):  # the page's links are relative to its folder
-            return RedirectResponse(request.scope["path"] + "/")
-        return await files.get_response("index.html", request.scope)
 
-    route = Route("/", page)
-    route.path_regex = re.compile("^/?$")  # the prefix itself too
-    return [route, Mount(_MOUNT, files)]
+def playground_files() -> Mount:
+    """Return the route of the page's files, below `/playground`."""
+    return Mount(_MOUNT, _files)
+
+
+async def playground_page(request: Request) -> Response:
+    """Return the page of `/`."""
+    if not get_route_path(request.scope):  # the page's links are relative to its folder
+        return RedirectResponse(request.scope["path"] + "/")
+    return await _files.get_response("index.html", request.scope)

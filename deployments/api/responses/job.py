@@ -8,13 +8,18 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.api.bodies import parse, raise_invalid
-from deployments.api.jobs import Job, answer_head, check_logprob_entries, with_details
+from deployments.api.bodies import raise_invalid
+from deployments.api.jobs import (
+    Job,
+    answer_head,
+    check_logprob_entries,
+    seal_of,
+    with_details,
+)
 from deployments.api.requests import ServedModel, prepare_turn
 from deployments.api.responses.shapes import LOGPROBS, ResponsesRequest
 from deployments.api.responses.truncation import prepare_truncated
@@ -22,7 +27,6 @@ from deployments.api.responses.writer import ResponsesWriter, encode_named_event
 from deployments.api.schemas.requests import ChatCompletionRequest, SharedFields
 from deployments.api.schemas.sampling_defaults import with_defaults
 from deployments.api.schemas.tool_fields import mode_and_names
-from deployments.api.writing.obfuscation import sealing
 from models.protocol.errors import InvalidRequest, ServingError
 
 # Fields of a chat in a refusal, and what they are called here.
@@ -47,9 +51,9 @@ _TOOL = re.compile(r"\btools\[(\d+)\]")
 logger = logging.getLogger("ray.serve")
 
 
-def responses_job(body: bytes, model: ServedModel) -> Job:
+def responses_job(asked: ResponsesRequest, model: ServedModel) -> Job:
     """Return the job of POST /v1/responses, or raise its refusal."""
-    asked = with_defaults(parse(body, ResponsesRequest), model.sampling)
+    asked = with_defaults(asked, model.sampling)
     request_id = f"resp_{uuid.uuid4().hex}"
     try:
         chat = _as_chat(asked)
@@ -64,23 +68,18 @@ def responses_job(body: bytes, model: ServedModel) -> Job:
         kinds = ", ".join(kind for _, kind in asked.other_tools)
         logger.info("%s: tools are left out, only functions are served: %s", request_id, kinds)
     writer = ResponsesWriter(answer_head(chat, [prompt], model), asked, turn.turn)
-    options = asked.stream_options
-    job = Job(
+    return Job(
         [prompt],
-        writer,
+        with_details(writer, asked),
         asked.stream,
         continues_prompt=False,
         grammar_fields=tuple(placed(named(field), asked) for field in turn.fields),
+        sealed=seal_of(asked),
         shown_ids=turn.shown_ids,
         encode=encode_named_events,
         done=b"",
         failed=writer.failed,
     )
-    if asked.speculation.details:
-        job = with_details(job)
-    if options is None or not options.include_obfuscation:
-        return job
-    return replace(job, sealed=sealing(asked.model))
 
 
 def named(text: str) -> str:

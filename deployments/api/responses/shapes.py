@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from msgspec import UNSET, UnsetType
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.responses.items import Items
-from deployments.api.schemas.answers import LookaheadUsage, Metrics
+from deployments.api.schemas.answers import LookaheadUsage, Metrics, Shape
 from deployments.api.schemas.chat_fields import (
     ReasoningEffort,
     TemplateSettings,
     Verbosity,
 )
 from deployments.api.schemas.details import ChoiceDetails
-from deployments.api.schemas.requests import MAX_LOGPROBS, SharedFields
+from deployments.api.schemas.requests import IGNORED_FIELDS, SharedFields
+from deployments.api.schemas.sampling_fields import MAX_LOGPROBS
 from deployments.api.schemas.strict_fields import (
     StrictFields,
+    at_most,
     refuse_value,
     shown,
     without_nulls,
@@ -169,26 +172,18 @@ _ChoiceIn = Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions
 _MetadataIn = Annotated[dict[str, str | None], Field(max_length=_MAX_METADATA)]
 
 
-_Tools = list[Annotated[FunctionTool, BeforeValidator(_only_function)]]
+_Tools = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(_only_function)]],
+    Field(max_length=MAX_TOOLS),
+    at_most(MAX_TOOLS),
+]
 
 
 class ResponsesRequest(SharedFields):
     """Body of POST /v1/responses."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {
-            "store",  # nothing is stored
-            "user",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "max_tool_calls",  # for tools that run in the server: there are none
-            "client_metadata",
-            "request_id",
-        }
-    )
+    # Nothing is stored, and tools that run in the server are none.
+    ignored = IGNORED_FIELDS - {"metadata"} | {"max_tool_calls"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "access_programs": ([],),
         "background": (False,),
@@ -214,7 +209,7 @@ class ResponsesRequest(SharedFields):
     max_output_tokens: int | None = Field(default=None, ge=1)
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
-    tools: _Tools = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: _Tools = Field(default_factory=list)
     other_tools: SkipJsonSchema[tuple[tuple[int, str], ...]] = ()  # left out: place and kind
     tool_choice: Annotated[str, BeforeValidator(_choice, json_schema_input_type=_ChoiceIn)] = "auto"
     parallel_tool_calls: bool = True
@@ -235,7 +230,9 @@ class ResponsesRequest(SharedFields):
     def _leave_out(cls, content: Any) -> Any:
         """Leave out tools that are not served, beside functions and where none must be called."""
         tools = content.get("tools") if isinstance(content, dict) else None
-        if not isinstance(tools, list) or content.get("tool_choice") == "required":
+        if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+            return content  # to be refused
+        if content.get("tool_choice") == "required":
             return content
         others = tuple((i, tool["type"]) for i, tool in enumerate(tools) if is_other_tool(tool))
         if not others or len(others) == len(tools) or "other_tools" in content:
@@ -244,7 +241,7 @@ class ResponsesRequest(SharedFields):
         return {**content, "tools": served, "other_tools": others}
 
 
-class ResponsesUsage(BaseModel):
+class ResponsesUsage(Shape):
     """Tokens of one response."""
 
     input_tokens: int
@@ -252,18 +249,18 @@ class ResponsesUsage(BaseModel):
     output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
-    lookahead: LookaheadUsage | None = None  # where a reward steered the text
+    lookahead: LookaheadUsage | UnsetType = UNSET  # where a reward steered the text
 
 
-class ResponsesAnswer(BaseModel):
-    """Answer of POST /v1/responses. `output` has messages, reasoning and calls as items."""
+class RunningResponse(Shape, kw_only=True):
+    """A response before its end."""
 
     id: str
-    object: Literal["response"]
+    object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None
     status: Literal["in_progress", "completed", "incomplete"]
-    error: None
+    error: None = None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -271,10 +268,10 @@ class ResponsesAnswer(BaseModel):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: None = None
     reasoning: dict[str, str | None]
-    background: Literal[False]
-    store: Literal[False]
+    background: Literal[False] = False
+    store: Literal[False] = False
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
@@ -282,13 +279,18 @@ class ResponsesAnswer(BaseModel):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    usage: ResponsesUsage | None
+    usage: ResponsesUsage | None = None
+
+
+class ResponsesAnswer(RunningResponse, kw_only=True):
+    """Answer of POST /v1/responses. `output` has messages, reasoning and calls as items."""
+
     seed: int
     metrics: Metrics
-    speculation_details: list[ChoiceDetails] | None = None
+    speculation_details: list[ChoiceDetails] | UnsetType = UNSET
 
 
-class ResponsesEvent(BaseModel):
+class ResponsesEvent(Shape):
     """An event of a stream, whose other fields depend on its `type`."""
 
     type: str

@@ -12,8 +12,13 @@ from typing import Any
 import msgspec
 
 from deployments.api.responses.output import Event, Logprob, OutputItems
-from deployments.api.responses.shapes import ResponsesRequest
-from deployments.api.schemas.answers import UsageWithLookahead, metrics_of, usage_of
+from deployments.api.responses.shapes import (
+    ResponsesAnswer,
+    ResponsesRequest,
+    ResponsesUsage,
+    RunningResponse,
+)
+from deployments.api.schemas.answers import metrics_of, usage_of
 from deployments.api.schemas.logprobs import TokenNames, chat_logprob
 from deployments.api.schemas.tool_fields import mode_and_names
 from deployments.api.writing.writers import AnswerHead
@@ -68,7 +73,7 @@ class ResponsesWriter:
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
         self._end(ends[0])
-        return [_encoder.encode(self._response(ends[0]))]
+        return [self._response(ends[0]).to_json()]
 
     def opening(self) -> list[bytes]:
         """See `Writer`."""
@@ -89,7 +94,7 @@ class ResponsesWriter:
         """See `Writer`."""
         self._end(finished)
         response = self._response(finished)
-        last = {"type": f"response.{response['status']}", "response": response}
+        last = {"type": f"response.{response.status}", "response": response}
         return self._encoded([*self._items.taken(), last])
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
@@ -150,18 +155,16 @@ class ResponsesWriter:
             self._num_events += 1
         return bodies
 
-    def _response(self, finished: Finished | None = None) -> dict[str, Any]:
+    def _response(self, finished: Finished | None = None) -> RunningResponse:
         """Return the response so far; before the end it has no output and usage."""
         asked, head = self._asked, self._head
         is_cut = finished is not None and finished.finish_reason == "length"
         status = "in_progress" if finished is None else "incomplete" if is_cut else "completed"
-        response: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": head.id,
-            "object": "response",
             "created_at": head.created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
-            "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
@@ -169,10 +172,7 @@ class ResponsesWriter:
             "model": asked.model,
             "output": list(self._items.done),
             "parallel_tool_calls": asked.parallel_tool_calls,
-            "previous_response_id": None,
             "reasoning": {"effort": asked.reasoning.effort, "summary": None},
-            "background": False,
-            "store": False,
             "temperature": asked.temperature,
             "text": asked.text.model_dump(by_alias=True, exclude_none=True),
             "tool_choice": _choice(asked.tool_choice),
@@ -180,30 +180,26 @@ class ResponsesWriter:
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": asked.top_p,
             "truncation": asked.truncation,
-            "usage": None if finished is None else self._usage(finished),
         }
-        if finished is not None:
-            response["seed"] = head.seed
-            response["metrics"] = metrics_of(finished).model_dump()
-            if asked.other_tools:
-                kinds = [kind for _, kind in asked.other_tools]
-                response["metrics"]["tools_left_out"] = kinds
-        return response
+        if finished is None:
+            return RunningResponse(**fields)
+        metrics = metrics_of(finished)
+        if asked.other_tools:
+            metrics.tools_left_out = [kind for _, kind in asked.other_tools]
+        usage = self._usage(finished)
+        return ResponsesAnswer(**fields, usage=usage, seed=head.seed, metrics=metrics)
 
-    def _usage(self, finished: Finished) -> dict[str, Any]:
-        num_input, num_output = finished.num_prompt_tokens, finished.num_completion_tokens
-        cached = {"cached_tokens": finished.num_cached_tokens, "cache_write_tokens": 0}
-        usage: dict[str, Any] = {
-            "input_tokens": num_input,
-            "input_tokens_details": cached,
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": self._num_thought},
-            "total_tokens": num_input + num_output,
-        }
+    def _usage(self, finished: Finished) -> ResponsesUsage:
         counted = usage_of(finished)
-        if isinstance(counted, UsageWithLookahead):
-            usage["lookahead"] = counted.lookahead.model_dump()
-        return usage
+        cached = counted.prompt_tokens_details.cached_tokens
+        return ResponsesUsage(
+            input_tokens=counted.prompt_tokens,
+            input_tokens_details={"cached_tokens": cached, "cache_write_tokens": 0},
+            output_tokens=counted.completion_tokens,
+            output_tokens_details={"reasoning_tokens": self._num_thought},
+            total_tokens=counted.total_tokens,
+            lookahead=counted.lookahead,
+        )
 
 
 def _choice(choice: str) -> object:

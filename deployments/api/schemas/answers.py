@@ -8,49 +8,47 @@ event with the `finish_reason`.
 If `speculation.details` is set, the rounds are there too (`api/writing/details_writer.py` writes
 them).
 
-Lists of logprobs are None here: writers put their JSON into the place of `null`
-(`api/writing/json_chunks.py`).
+A field that is UNSET is left out of the JSON, and None is written as null. Lists of logprobs are
+None here: writers put their JSON into the place of `null` (`api/writing/json_chunks.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal, Required
+from typing import Literal, Required
 
-from pydantic import BaseModel, ConfigDict, SerializeAsAny
+import msgspec
+from msgspec import UNSET, UnsetType
 from typing_extensions import TypedDict
 
 from deployments.api.schemas.details import ChoiceDetails, LoosenedPart, loosened_parts
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from deployments.api.writing.choice_probabilities import OfList
+from deployments.api.writing.choice_probabilities import ChoiceProbability
 from router.comparing.comparison import LENGTHS
 from router.drafters.repeats.prediction import PREDICTION
 from router.stats import DraftReplay
-from router.types import Finished
+from router.types import Finished, LookaheadStats
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
+_encoder = msgspec.json.Encoder()
 
-class Answer(BaseModel):
-    """A JSON answer. Fields named in `optional` are written only when they were set."""
 
-    model_config = ConfigDict(protected_namespaces=())
-    optional: ClassVar[frozenset[str]] = frozenset(
-        {"usage", "metrics", "seed", "prompt_logprobs", "speculation_details"}
-    )
+class Shape(msgspec.Struct):
+    """Base of all JSON objects that answers are or have."""
 
     def to_json(self) -> bytes:
-        """Return the answer as UTF-8 JSON."""
-        return self.model_dump_json(exclude=set(self.optional - self.model_fields_set)).encode()
+        """Return the object as UTF-8 JSON."""
+        return _encoder.encode(self)
 
 
-class PromptTokensDetails(BaseModel):
+class PromptTokensDetails(Shape):
     """The sources of the prompt's tokens."""
 
     cached_tokens: int  # found in the target's prefix cache when the request was admitted
 
 
-class TokenCounts(BaseModel):
+class TokenCounts(Shape):
     """Tokens of one choice so far, on each event of a stream that asks for them."""
 
     prompt_tokens: int
@@ -58,7 +56,7 @@ class TokenCounts(BaseModel):
     total_tokens: int
 
 
-class CompletionTokensDetails(BaseModel):
+class CompletionTokensDetails(Shape):
     """The outcome of tokens that were drafted from a `prediction`, in all rounds.
 
     A token that was rejected in several rounds counts in each. They cost time and are not part of
@@ -69,14 +67,7 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int
 
 
-class Usage(TokenCounts):
-    """Tokens of one request."""
-
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
-
-
-class LookaheadUsage(BaseModel):
+class LookaheadUsage(Shape):
     """The costs and results of look-ahead decoding."""
 
     target_passes: int  # verifications, and single steps of the text and of each roll-out
@@ -90,13 +81,15 @@ class LookaheadUsage(BaseModel):
     advice: list[str]  # settings to change, where it went wrong
 
 
-class UsageWithLookahead(Usage):
-    """Tokens of one request whose text a reward steered."""
+class Usage(TokenCounts):
+    """Tokens of one request."""
 
-    lookahead: LookaheadUsage
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    lookahead: LookaheadUsage | UnsetType = UNSET  # of a text that a reward steered
 
 
-class DraftComparison(BaseModel):
+class DraftComparison(Shape):
     """The tokens that one draft model would draft along the answer, each given all before it."""
 
     num_tokens: int  # tokens of the answer
@@ -104,7 +97,7 @@ class DraftComparison(BaseModel):
     tokens_per_round: list[float]  # [i]: were i + 1 tokens drafted in each round
 
 
-class SpeculativeDecoding(BaseModel):
+class SpeculativeDecoding(Shape):
     """Figures of speculation, in vLLM's words.
 
     A step is a round that had a draft. If there was none (speculation off), the counts are 0, the
@@ -122,10 +115,10 @@ class SpeculativeDecoding(BaseModel):
     num_guess_tokens: int  # sent to the draft model as a guess of its draft
     num_right_guess_tokens: int  # that it drafted too: each saved it a step
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
-    drafts: dict[str, DraftComparison] | None = None  # by draft model; where it is asked for
+    drafts: dict[str, DraftComparison] | None  # by draft model; where it is asked for
 
 
-class RoundTimes(BaseModel):
+class RoundTimes(Shape):
     """The durations of the request's rounds, milliseconds, summed over `num_rounds`."""
 
     num_rounds: int
@@ -139,23 +132,24 @@ class RoundTimes(BaseModel):
     emit_ms: float
 
 
-class Metrics(BaseModel):
+class Metrics(Shape):
     """Measurements of one request."""
 
     speculative_decoding: SpeculativeDecoding
     rounds: RoundTimes
     num_loosened: int  # parts of schemas that were not enforced; the first of them are named
     loosened: list[LoosenedPart]
+    tools_left_out: list[str] | UnsetType = UNSET  # kinds that /v1/responses does not serve
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Shape):
     """The function to call, and the JSON text of its arguments."""
 
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(Shape, kw_only=True):
     """A call that the client is to make."""
 
     id: str
@@ -163,56 +157,39 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(Shape, kw_only=True):
     """The answer's message. `content` is null where the turn is calls and nothing else."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None  # OpenAI's shape requires it
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ReasonedMessage(AssistantMessage):
-    """A message after reasoning."""
-
-    reasoning_content: str
-
-
-class CallingMessage(AssistantMessage):
-    """A message with calls."""
-
-    tool_calls: list[ToolCall]
-
-
-class ReasonedCallingMessage(ReasonedMessage, CallingMessage):
-    """A message with calls after reasoning."""
-
-
-class ChatChoice(BaseModel):
+class ChatChoice(Shape, kw_only=True):
     """One choice of a chat answer."""
 
     index: int
-    message: ReasonedCallingMessage | CallingMessage | ReasonedMessage | AssistantMessage
+    message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason
+    choice_probabilities: list[ChoiceProbability] | UnsetType = UNSET  # in the list's order
 
 
-class ChatChoiceOfList(ChatChoice, OfList):
-    """One choice of a chat answer, drawn from a list."""
-
-
-class ChatCompletion(Answer):
+class ChatCompletion(Shape, kw_only=True):
     """Answer of POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice | ChatChoiceOfList]
-    usage: UsageWithLookahead | Usage
-    prompt_logprobs: PromptLogprobs | None = None
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     seed: int
     metrics: Metrics
-    speculation_details: list[ChoiceDetails] | None = None
+    speculation_details: list[ChoiceDetails] | UnsetType = UNSET
 
 
 class FunctionDelta(TypedDict, total=False):
@@ -240,67 +217,56 @@ class ChatDelta(TypedDict, total=False):
     tool_calls: list[ToolCallDelta]
 
 
-class ChatChunkChoice(BaseModel):
+class ChatChunkChoice(Shape):
     """An addition to a choice."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason | None = None
+    choice_probabilities: list[ChoiceProbability] | UnsetType = UNSET
 
 
-class ChatChunkChoiceOfList(ChatChunkChoice, OfList):
-    """New text of a chat stream, drawn from a list."""
-
-
-class ChatCompletionChunk(Answer):
+class ChatCompletionChunk(Shape, kw_only=True):
     """One event of a chat stream."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice | ChatChunkChoiceOfList]
-    usage: SerializeAsAny[TokenCounts] | None = None
-    seed: int | None = None
-    metrics: Metrics | None = None
-    speculation_details: list[ChoiceDetails] | None = None
+    choices: list[ChatChunkChoice]
+    usage: TokenCounts | UnsetType | None = UNSET
+    seed: int | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+    speculation_details: list[ChoiceDetails] | UnsetType = UNSET
 
 
-class TextChoice(BaseModel):
+class TextChoice(Shape):
     """One choice of a completion; in a stream, its new text."""
 
     index: int
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    choice_probabilities: list[ChoiceProbability] | UnsetType = UNSET
 
 
-class TextChoiceOfList(TextChoice, OfList):
-    """One choice of a completion, drawn from a list."""
-
-
-class TextChoiceOfPrompt(TextChoice):
-    """A choice whose request asked for the prompt's logprobs."""
-
-    prompt_logprobs: PromptLogprobs | None = None
-
-
-class Completion(Answer):
+class Completion(Shape, kw_only=True):
     """Answer of POST /v1/completions, and each event of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[SerializeAsAny[TextChoice] | TextChoiceOfList]
-    usage: SerializeAsAny[TokenCounts] | None = None
-    seed: int | None = None
-    metrics: Metrics | None = None
-    speculation_details: list[ChoiceDetails] | None = None
+    choices: list[TextChoice]
+    usage: TokenCounts | UnsetType | None = UNSET
+    seed: int | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+    speculation_details: list[ChoiceDetails] | UnsetType = UNSET
 
 
-class ModelCard(Answer):
+class ModelCard(Shape, kw_only=True):
     """One served model."""
 
     id: str
@@ -310,11 +276,32 @@ class ModelCard(Answer):
     max_model_len: int
 
 
-class ModelList(Answer):
+class ModelList(Shape, kw_only=True):
     """Answer of GET /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class HealthStatus(Shape):
+    """Answer of GET /health and /readyz; 503 with `unavailable`."""
+
+    status: Literal["ok", "unavailable"]
+    model: str
+    reason: str  # for people
+    round_ms: float  # the probe, milliseconds
+
+
+class LiveStatus(Shape):
+    """Answer of GET /livez."""
+
+    status: Literal["ok"] = "ok"
+
+
+class VersionStatus(Shape):
+    """Answer of GET /version."""
+
+    version: str
 
 
 def counts_of(num_prompt_tokens: int, num_completion_tokens: int) -> TokenCounts:
@@ -330,7 +317,7 @@ def usage_of(finished: Finished) -> Usage:
     """Count all tokens of a request in OpenAI's words."""
     stats, name = finished.speculation, PREDICTION.name
     num_accepted = stats.num_accepted_by.get(name, 0)
-    usage = Usage(
+    return Usage(
         prompt_tokens=finished.num_prompt_tokens,
         completion_tokens=finished.num_completion_tokens,
         total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
@@ -339,10 +326,14 @@ def usage_of(finished: Finished) -> Usage:
             accepted_prediction_tokens=num_accepted,
             rejected_prediction_tokens=stats.num_drafted_by.get(name, 0) - num_accepted,
         ),
+        lookahead=_lookahead_usage(finished.lookahead),
     )
-    if (ahead := finished.lookahead) is None:
-        return usage
-    found = LookaheadUsage(
+
+
+def _lookahead_usage(ahead: LookaheadStats | None) -> LookaheadUsage | UnsetType:
+    if ahead is None:
+        return UNSET
+    return LookaheadUsage(
         target_passes=ahead.num_target_passes,
         draft_steps=ahead.num_draft_steps,
         rollouts=ahead.num_rollouts,
@@ -353,7 +344,6 @@ def usage_of(finished: Finished) -> Usage:
         budget_spent=ahead.is_budget_spent,
         advice=list(ahead.advice.values()),
     )
-    return UsageWithLookahead(lookahead=found, **dict(usage))
 
 
 def metrics_of(finished: Finished) -> Metrics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from pydantic import BaseModel
+import msgspec
 from typing_extensions import TypedDict
 
 from models.protocol.grammars import Loosened
@@ -125,7 +125,7 @@ class ChoiceDetails(TypedDict):
     tokens: list[DetailedToken]
 
 
-class LoosenedPart(BaseModel):
+class LoosenedPart(msgspec.Struct):
     """A part of a schema that was not enforced: where it is, and why.
 
     `field`: of the request; `place`: in the schema, a JSON path.

@@ -7,20 +7,17 @@ from typing import Literal
 import msgspec
 from pydantic import Field
 
-from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.details import LoosenedPart, loosened_parts
 from deployments.api.schemas.grammar_fields import (
     ResponseFormat,
     StructuredOutputs,
-    asked_field,
-    asked_grammar,
+    asked_constraint,
     naming_field,
 )
 from deployments.api.schemas.strict_fields import BodyFields
 from models.grammar.limits import MAX_CHECKED_BYTES
 from models.protocol.errors import InvalidRequest
-from models.protocol.grammars import GrammarChecked
-from models.protocol.messages import Grammar
 from router.types import GrammarChecker
 
 
@@ -34,7 +31,7 @@ class GrammarCheckRequest(BodyFields):
     strict: bool = True  # False: of a JSON schema, loosen what cannot be served, as for tools
 
 
-class GrammarCheckAnswer(Answer):
+class GrammarCheckAnswer(Shape, kw_only=True):
     """The length to which the text obeys the grammar.
 
     `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does. `stops_at`
@@ -65,9 +62,21 @@ async def answer_check(
         raise InvalidRequest(
             f"text: at most {MAX_CHECKED_BYTES} bytes are allowed (got {num_text})", param="text"
         )
-    field = asked_field(asked.response_format, asked.structured_outputs)
+    constraint = asked_constraint(asked.response_format, asked.structured_outputs)
+    if constraint is None:
+        raise InvalidRequest(
+            "structured_outputs: is required, or a response_format that constrains",
+            param="structured_outputs",
+        )
+    field, grammar = constraint
+    if not asked.strict:
+        if grammar.kind != "json_schema":
+            raise InvalidRequest("strict: false is only allowed with a JSON schema", param="strict")
+        grammar = msgspec.structs.replace(grammar, loose=(0,))
+    if checker is None:
+        raise InvalidRequest("this deployment has no constraint service")
     with naming_field(field):
-        found = await _checked(asked, checker)
+        found = await checker(grammar, asked.text)
     is_whole = found.num_bytes == num_text
     return GrammarCheckAnswer(
         valid=is_whole and found.may_end,
@@ -76,22 +85,6 @@ async def answer_check(
         may_end=found.may_end,
         expected=found.expected,
         loosened=loosened_parts(
-            [msgspec.structs.replace(one, field=field or "") for one in found.loosened]
+            [msgspec.structs.replace(one, field=field) for one in found.loosened]
         ),
     )
-
-
-async def _checked(asked: GrammarCheckRequest, checker: GrammarChecker | None) -> GrammarChecked:
-    grammar: Grammar | None = asked_grammar(asked.response_format, asked.structured_outputs)
-    if grammar is None:
-        raise InvalidRequest(
-            "structured_outputs: is required, or a response_format that constrains",
-            param="structured_outputs",
-        )
-    if not asked.strict and grammar.kind != "json_schema":
-        raise InvalidRequest("strict: false is only allowed with a JSON schema", param="strict")
-    if not asked.strict:
-        grammar = msgspec.structs.replace(grammar, loose=(0,))
-    if checker is None:
-        raise InvalidRequest("this deployment has no constraint service")
-    return await checker(grammar, asked.text)

@@ -12,17 +12,19 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
+from deployments.api.bodies import read_json
 from deployments.api.schemas.strict_fields import StrictFields
 from models.grammar.rules.ebnf import is_ebnf
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
 from router.types import Delta, Finished
 
+_JSON = "application/json"
 _LINE = re.compile(r"line (\d+)(?:, column \d+)?: (?:%json: )?")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _JSON_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
@@ -54,20 +56,38 @@ class ResponseFormat(StrictFields):
     triggers: list[str] | None = None
 
 
+def _json_value(content: Any, info: ValidationInfo) -> Any:
+    """Read a field that may also be the text of its JSON."""
+    if not isinstance(content, str):
+        return content
+    field = f"structured_outputs.{(info.field_name or '').rstrip('_')}"
+    try:
+        return read_json(content.encode())
+    except ValueError as fault:
+        raise InvalidRequest(f"{field} is not valid JSON: {fault}", param=field) from None
+
+
+_JsonText = Annotated[str, WithJsonSchema({"type": "string", "contentMediaType": _JSON})]
+_JsonValue = Annotated[
+    dict[str, Any],
+    BeforeValidator(_json_value, json_schema_input_type=dict[str, Any] | _JsonText),
+]
+
+
 class StructuredOutputs(StrictFields):
     """vLLM's field for constraints; exactly one of the first six is given.
 
     `grammar` is Lark, or EBNF where a line begins `name ::=`.
     """
 
-    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    json_: _JsonValue | None = Field(default=None, alias="json")
     json_object: bool = False  # True: any JSON object
     regex: str | None = Field(default=None, min_length=1)
     choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
     choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/prompts.choice_ids`
     choice_probabilities: bool = False  # in the answer
     grammar: str | None = Field(default=None, min_length=1)
-    structural_tag: dict[str, Any] | None = None
+    structural_tag: _JsonValue | None = None
     # Options of the two JSON kinds.
     whitespace_pattern: str | None = Field(default=None, min_length=1)
     disable_any_whitespace: bool = False
@@ -81,51 +101,37 @@ class StructuredOutputs(StrictFields):
         return self.choice if self.choice is not None and is_exact else []
 
 
-def asked_field(
+class Constraint(NamedTuple):
+    """The grammar that an answer must obey, and the path of the field that asks for it."""
+
+    field: str
+    grammar: Grammar
+
+
+def asked_constraint(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
-) -> str | None:
-    """Path of the field that constrains the answer; None: free text.
-
-    Raises:
-        InvalidRequest: several constraints, or a field that is missing or out of place.
-    """
-    field = None if response_format is None else _format_field(response_format)
-    if outputs is None:
-        return field
-    if field is not None:
-        raise InvalidRequest(
-            "response_format and structured_outputs both constrain the answer; send one",
-            param="structured_outputs",
-        )
-    return _outputs_field(outputs)
-
-
-def asked_grammar(
-    response_format: ResponseFormat | None, outputs: StructuredOutputs | None
-) -> Grammar | None:
+) -> Constraint | None:
     """Return the constraint that a request asks for; None for free text.
 
     Raises:
-        InvalidRequest: see `asked_field`.
+        InvalidRequest: several constraints, or a field that is missing or out of place.
+        UnsupportedGrammar: it is nested too deeply.
     """
-    field = asked_field(response_format, outputs)
+    field = None if response_format is None else _format_field(response_format)
+    if outputs is not None:
+        if field is not None:
+            raise InvalidRequest(
+                "response_format and structured_outputs both constrain the answer; send one",
+                param="structured_outputs",
+            )
+        field = _outputs_field(outputs)
     if field is None:
         return None
-    if outputs is None:
+    with naming_field(field):
+        if outputs is not None:
+            return Constraint(field, _outputs_grammar(outputs))
         assert response_format is not None
-        return _format_grammar(response_format)
-    if outputs.regex is not None:
-        return Grammar(kind="regex", text=outputs.regex)
-    if outputs.choice is not None:
-        return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
-    if outputs.grammar is not None:
-        return Grammar(kind="ebnf" if is_ebnf(outputs.grammar) else "lark", text=outputs.grammar)
-    if outputs.structural_tag is not None:
-        return _tag_grammar(outputs.structural_tag)
-    grammar = _json_grammar(outputs.json_)
-    whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
-    is_closed = outputs.disable_additional_properties
-    return msgspec.structs.replace(grammar, whitespace=whitespace, is_closed=is_closed)
+        return Constraint(field, _format_grammar(response_format))
 
 
 @contextmanager
@@ -252,6 +258,21 @@ def _check_choice_terms(outputs: StructuredOutputs) -> None:
             "(got 'masked')",
             param="structured_outputs.choice_probabilities",
         )
+
+
+def _outputs_grammar(outputs: StructuredOutputs) -> Grammar:
+    if outputs.regex is not None:
+        return Grammar(kind="regex", text=outputs.regex)
+    if outputs.choice is not None:
+        return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
+    if outputs.grammar is not None:
+        return Grammar(kind="ebnf" if is_ebnf(outputs.grammar) else "lark", text=outputs.grammar)
+    if outputs.structural_tag is not None:
+        return _tag_grammar(outputs.structural_tag)
+    grammar = _json_grammar(outputs.json_)
+    whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
+    is_closed = outputs.disable_additional_properties
+    return msgspec.structs.replace(grammar, whitespace=whitespace, is_closed=is_closed)
 
 
 def _json_grammar(schema: dict[str, Any] | None) -> Grammar:

@@ -1,8 +1,8 @@
 """Builds GET /openapi.json: every route, its bodies and its answers (OpenAPI 3.1).
 
 Bodies and answers are described by the models that read and write them (`requests.py`,
-`answers.py`, `status.py`). The table below assigns them to routes. Source: OpenAPI Specification
-3.1.
+`answers.py`). The table below assigns them to routes, and the application's routes are made of it
+(`http.py`). Source: OpenAPI Specification 3.1.
 """
 
 from __future__ import annotations
@@ -11,29 +11,34 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+import msgspec
 
+from deployments.api.playground.page import PAGE_PATHS
 from deployments.api.requests import ServedModel
 from deployments.api.responses.shapes import ResponsesAnswer, ResponsesEvent, ResponsesRequest
 from deployments.api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    HealthStatus,
+    LiveStatus,
     ModelCard,
     ModelList,
+    Shape,
+    VersionStatus,
 )
 from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarCheckRequest
-from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
+from deployments.api.schemas.request_schemas import REFS, Schema, request_schemas
 from deployments.api.schemas.requests import (
     ACCEPTED_ENCODINGS,
     ChatCompletionRequest,
     CompletionRequest,
     ErrorBody,
 )
-from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.schemas.strict_fields import BodyFields
 from deployments.api.tokens.shapes import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -70,146 +75,172 @@ _OF_A_COMPLETION = (400, 404, 413, 415, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Route:
-    """One operation. `errors` are statuses with an error body, those of keys aside."""
+class Operation:
+    """One route.
 
-    path: str
+    `handler` names the method of `http.Handlers` that answers it. `errors` are statuses with an
+    error body, those of keys aside.
+    """
+
+    path: str  # as Starlette's router has it
     name: str
+    handler: str
     about: str
-    answers: Mapping[int, type[BaseModel] | str]  # by status; a string: a media type of text
-    takes: type[BaseModel] | None = None
-    streams: type[BaseModel] | None = None  # shape of a stream's events
+    answers: Mapping[int, type[Shape] | str]  # by status; a string: a media type of text
+    takes: type[BodyFields] | None = None
+    streams: type[Shape] | None = None  # shape of a stream's events
     errors: tuple[int, ...] = (500,)
-    is_open: bool = True  # needs no API key
+    is_open: bool = False  # True: needs no API key
     parameters: list[Schema] = field(default_factory=list)
 
+    @property
+    def method(self) -> str:
+        """The method of HTTP."""
+        return "GET" if self.takes is None else "POST"
 
-_HEALTH: Mapping[int, type[BaseModel] | str] = {200: HealthStatus, 503: HealthStatus}
+
+_HEALTH: Mapping[int, type[Shape] | str] = {200: HealthStatus, 503: HealthStatus}
 _NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-_ROUTES = (
-    _Route(
+OPERATIONS = (
+    Operation(
         path="/v1/chat/completions",
         name="createChatCompletion",
+        handler="chat_completions",
         about="The assistant's next turn of a conversation.",
         takes=ChatCompletionRequest,
         answers={200: ChatCompletion},
         streams=ChatCompletionChunk,
         errors=_OF_A_COMPLETION,
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/v1/completions",
         name="createCompletion",
+        handler="completions",
         about="The text that follows a prompt.",
         takes=CompletionRequest,
         answers={200: Completion},
         streams=Completion,
         errors=_OF_A_COMPLETION,
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/v1/responses",
         name="createResponse",
+        handler="responses",
         about="An answer as items: messages, reasoning, calls of functions. Nothing is stored.",
         takes=ResponsesRequest,
         answers={200: ResponsesAnswer},
         streams=ResponsesEvent,
         errors=_OF_A_COMPLETION,
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/v1/grammar/check",
         name="checkGrammar",
+        handler="check_grammar",
         about="How far a text goes with a constraint, and what could come next. No generation.",
         takes=GrammarCheckRequest,
         answers={200: GrammarCheckAnswer},
         errors=_OF_A_COMPLETION,
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/tokenize",
         name="tokenize",
+        handler="tokenize",
         about="The tokens of a prompt or of a conversation, which may be too long to be answered.",
         takes=TokenizeRequest,
         answers={200: TokenizeAnswer},
         errors=_OF_A_TEXT,
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/detokenize",
         name="detokenize",
+        handler="detokenize",
         about="The text of tokens, special ones by their names.",
         takes=DetokenizeRequest,
         answers={200: DetokenizeAnswer},
         errors=_OF_A_TEXT,
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/v1/models",
         name="listModels",
+        handler="models",
         about="The served model, as a list of one.",
         answers={200: ModelList},
-        is_open=False,
     ),
-    _Route(
-        path="/v1/models/{name}",
+    Operation(
+        path="/v1/models/{name:path}",
         name="getModel",
+        handler="model",
         about="The served model, by its name, in which slashes count as they are.",
         answers={200: ModelCard},
         errors=(404, 500),
-        is_open=False,
         parameters=[_NAME],
     ),
-    _Route(
+    Operation(
         path="/health",
         name="getHealth",
+        handler="health",
         about="Whether a round through the target works now, or others' streams make progress.",
         answers=_HEALTH,
+        is_open=True,
     ),
-    _Route(
+    Operation(
         path="/readyz",
         name="getReadiness",
+        handler="health",
         about="The same as /health.",
         answers=_HEALTH,
+        is_open=True,
     ),
-    _Route(
+    Operation(
         path="/livez",
         name="getLiveness",
+        handler="alive",
         about="This process answers; whether the engines do is what /readyz says.",
         answers={200: LiveStatus},
+        is_open=True,
     ),
-    _Route(
+    Operation(
         path="/metrics",
         name="getMetrics",
+        handler="metrics",
         about="Metrics in Prometheus' text format.",
         answers={200: "text/plain"},
+        is_open=True,
     ),
-    _Route(
+    Operation(
         path="/version",
         name="getVersion",
+        handler="version",
         about="The version of this server.",
         answers={200: VersionStatus},
+        is_open=True,
     ),
-    _Route(
+    Operation(
         path="/",
         name="getPlayground",
+        handler="playground",
         about="A page for people: asks the model, and shows how its answer came about.",
         answers={200: "text/html"},
+        is_open=True,
     ),
-    _Route(
+    Operation(
         path="/openapi.json",
         name="getOpenApi",
+        handler="openapi",
         about="This page.",
         answers={200: "application/json"},
-        is_open=False,
     ),
-    _Route(
+    Operation(
         path="/docs",
         name="getDocs",
+        handler="docs",
         about="This page for people.",
         answers={200: "text/html"},
+        is_open=True,
     ),
 )
+# All other paths ask for a key, also those that no route serves.
+OPEN_PATHS = PAGE_PATHS | {route.path for route in OPERATIONS if route.is_open}
 
 
 class OpenApiPage:
@@ -239,18 +270,12 @@ class OpenApiPage:
 
 def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = "") -> Schema:
     """Return the page as a JSON value; see `OpenApiPage`."""
-    shapes: set[type[BaseModel]] = {ErrorBody}
-    for route in _ROUTES:
-        shown = (*route.answers.values(), route.streams)
-        shapes.update(shape for shape in shown if isinstance(shape, type))
-    _, described = models_json_schema(
-        [(shape, "serialization") for shape in shapes], ref_template=REF_TEMPLATE
-    )
     paths: dict[str, Any] = {}
-    for route in _ROUTES:
-        method = "get" if route.takes is None else "post"
-        paths[route.path] = {method: _operation(route, asks_for_keys=asks_for_keys)}
-    components: Schema = {"schemas": {**described["$defs"], **request_schemas(model)}}
+    for route in OPERATIONS:
+        described_at = route.path.replace(":path", "")
+        operation = _operation(route, asks_for_keys=asks_for_keys)
+        paths[described_at] = {route.method.lower(): operation}
+    components: Schema = {"schemas": {**_answer_schemas(), **request_schemas(model)}}
     if asks_for_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
@@ -262,6 +287,21 @@ def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = ""
     }
 
 
+def _answer_schemas() -> dict[str, Schema]:
+    shapes: set[type[Shape]] = {ErrorBody}
+    for route in OPERATIONS:
+        shown = (*route.answers.values(), route.streams)
+        shapes.update(shape for shape in shown if isinstance(shape, type))
+    _, schemas = msgspec.json.schema_components(shapes, ref_template=REFS + "{name}")
+    for schema in schemas.values():
+        schema["description"] = cleandoc(schema["description"])
+        for name, shown in schema.get("properties", {}).items():
+            if "default" in shown:  # it is written like any other value
+                del shown["default"]
+                schema["required"].append(name)
+    return schemas
+
+
 def own_version() -> str:
     """Return the version of this package, as it is installed."""
     try:
@@ -270,7 +310,7 @@ def own_version() -> str:
         return "unknown"
 
 
-def _operation(route: _Route, *, asks_for_keys: bool) -> Schema:
+def _operation(route: Operation, *, asks_for_keys: bool) -> Schema:
     needs_key = asks_for_keys and not route.is_open
     answers: dict[int, Schema] = {status: _error(status) for status in route.errors}
     if needs_key:
@@ -310,7 +350,7 @@ _ERROR_HEADERS: Mapping[int, Schema] = {
 }
 
 
-def _success(status: int, shape: type[BaseModel] | str, streams: type[BaseModel] | None) -> Schema:
+def _success(status: int, shape: type[Shape] | str, streams: type[Shape] | None) -> Schema:
     if isinstance(shape, str):
         kind = "object" if shape == "application/json" else "string"
         content: Schema = {shape: {"schema": {"type": kind}}}
@@ -335,6 +375,5 @@ def _error(status: int) -> Schema:
     }
 
 
-def _json_of(shape: type[BaseModel]) -> Schema:
-    ref = REF_TEMPLATE.format(model=shape.__name__)
-    return {"application/json": {"schema": {"$ref": ref}}}
+def _json_of(shape: type[Shape] | type[BodyFields]) -> Schema:
+    return {"application/json": {"schema": {"$ref": REFS + shape.__name__}}}

@@ -22,7 +22,7 @@ from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
-REF_TEMPLATE = "#/components/schemas/{model}"
+REFS = "#/components/schemas/"
 
 _NULL: Schema = {"type": "null"}
 
@@ -38,24 +38,14 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         GrammarCheckRequest,
     ]
     _, described = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template=REF_TEMPLATE
+        [(body, "validation") for body in bodies], ref_template=REFS + "{model}"
     )
     schemas: dict[str, Schema] = described["$defs"]
     for body in bodies:
         _take_neutral(schemas[body.__name__], body)
-    for request in requests:
-        # Pydantic says what keys of the pattern hold, not that there are no others.
-        schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
-    outputs = schemas["StructuredOutputs"]["properties"]
-    as_text = {"type": "string", "contentMediaType": "application/json"}
-    for name in ("json", "structural_tag"):
-        outputs[name] = _either(outputs[name], as_text)
-    logprobs = schemas["CompletionRequest"]["properties"]
-    logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
     for shape in schemas.values():
         if shape.get("additionalProperties") is False:
             _take_absent(shape)
-    schemas["Message"]["maxProperties"] = MAX_FIELDS
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
     for name, value in model.sampling.given.items():

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
-from deployments.api.history.message import Message
+from deployments.api.history.message import Messages
 from deployments.api.lookahead.fields import LookaheadOptions
+from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.chat_fields import (
     Prediction,
     ReasoningEffort,
@@ -27,7 +28,13 @@ from deployments.api.schemas.chat_fields import (
 )
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
 from deployments.api.schemas.names import DrafterName, RuleName
-from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
+from deployments.api.schemas.sampling_fields import (
+    MAX_LOGPROBS,
+    BadWords,
+    LogitBias,
+    NoFalse,
+    StopTokenIds,
+)
 from deployments.api.schemas.strict_fields import BodyFields, StrictFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
@@ -40,10 +47,6 @@ from models.protocol.errors import (
     UnknownModel,
     UnsupportedGrammar,
 )
-
-MAX_LOGPROBS = 20  # likeliest tokens for each position
-# Far more turns than conversations have; to check and to render as many takes about 20 ms.
-MAX_MESSAGES = 4096
 
 # --- requests -----------------------------------------------------------------------------------
 
@@ -247,7 +250,7 @@ class GenerationFields(SharedFields):
 class ChatCompletionRequest(GenerationFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -278,39 +281,22 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
-# vLLM's former fields for constraints, and what has taken their places.
-FORMER_FIELDS: Mapping[str, str] = {
-    "guided_json": "structured_outputs.json",
-    "guided_json_object": "structured_outputs.json_object",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "guided_decoding_backend": "structured_outputs, which needs no backend",
-    "guided_decoding_disable_any_whitespace": "structured_outputs.disable_any_whitespace",
-    "guided_decoding_disable_fallback": "structured_outputs, which has no fallback",
-    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
-}
-
 # --- errors -------------------------------------------------------------------------------------
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(Shape):
     """The inside of an OpenAI error."""
 
     message: str
     type: str
-    param: str | None = None
-    code: str | None = None
+    param: str | None
+    code: str | None
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(Shape):
     """Every answer that is not a success, and the event that ends a broken stream."""
 
     error: ErrorDetail
-
-    def to_json(self) -> bytes:
-        """Return the body as UTF-8 JSON."""
-        return self.model_dump_json().encode()
 
 
 class BodyTooLarge(InvalidRequest):

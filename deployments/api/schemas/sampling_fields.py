@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from deployments.api.schemas.strict_fields import integers, refuse_value, without_nulls
 
+MAX_LOGPROBS = 20  # likeliest tokens for each position
 MAX_BIASES = 300  # OpenAI's
 _BIAS_LIMIT = 100
 _MAX_WORDS = 256  # every row looks at each of them
@@ -72,7 +73,11 @@ def _no_false(content: Any) -> Any:
 # The OpenAPI page shows these shapes; the validators above accept the same.
 _IdText = Annotated[str, StringConstraints(pattern=f"^{_ID.pattern}$")]
 _Bias = Annotated[float, Field(ge=-_BIAS_LIMIT, le=_BIAS_LIMIT)]
-_BiasesIn = Annotated[dict[_IdText, _Bias], Field(max_length=MAX_BIASES)]
+# Pydantic says what keys of the pattern hold, not that there are no others.
+_BiasesIn = Annotated[
+    dict[_IdText, _Bias],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+]
 _Word = Annotated[str, StringConstraints(pattern=r"\S", max_length=_MAX_WORD_CHARS)]
 _WordsIn = Annotated[list[_Word], Field(max_length=_MAX_WORDS)]
 _TokenIdsIn = Annotated[list[int], Field(max_length=_MAX_STOP_IDS)]
@@ -82,4 +87,7 @@ LogitBias = Annotated[
 ]
 BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
 StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
-NoFalse = BeforeValidator(_no_false)
+NoFalse = BeforeValidator(
+    _no_false,
+    json_schema_input_type=Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | Literal[False] | None,
+)

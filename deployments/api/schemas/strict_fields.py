@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, NoReturn, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+
+from models.protocol.errors import InvalidRequest
 
 MAX_FIELDS = 128  # fields of one object; more could take a tenth of a second to name all faults
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
@@ -40,18 +42,63 @@ class StrictFields(BaseModel):
         return {
             name: integral(value) if name in whole else value
             for name, value in content.items()
-            if value is not None and name not in cls.ignored
+            if not cls._is_left_out(name, content)
         }
+
+    @classmethod
+    def _is_left_out(cls, name: str, content: Mapping[str, Any]) -> bool:
+        """Return whether a field counts as one that is missing."""
+        return content[name] is None or name in cls.ignored
+
+
+# vLLM's former fields for constraints, and what has taken their places.
+FORMER_FIELDS: Mapping[str, str] = {
+    "guided_json": "structured_outputs.json",
+    "guided_json_object": "structured_outputs.json_object",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_decoding_backend": "structured_outputs, which needs no backend",
+    "guided_decoding_disable_any_whitespace": "structured_outputs.disable_any_whitespace",
+    "guided_decoding_disable_fallback": "structured_outputs, which has no fallback",
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
+}
 
 
 class BodyFields(StrictFields):
-    """Base of whole bodies, and what `bodies.py` does with fields that are no fields of the shape.
+    """Base of whole bodies.
 
     Attributes:
-        neutral: accepted with one of these values, which ask for nothing; others are refused.
+        neutral: fields that are accepted with one of these values, which ask for nothing.
     """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    @classmethod
+    def _is_left_out(cls, name: str, content: Mapping[str, Any]) -> bool:
+        if super()._is_left_out(name, content):
+            return True
+        if name in FORMER_FIELDS:
+            _refuse_field(name, f"is no field any more; use {FORMER_FIELDS[name]}")
+        if name in cls.model_fields or name not in cls.neutral:
+            return False
+        value = content[name]
+        if name == "best_of" and _same(value, content.get("n")):  # nothing is chosen from
+            return True
+        present = without_nulls(value)
+        if not any(_same(present, neutral) for neutral in cls.neutral[name]):
+            _refuse_field(name, f"{shown(value)} is not supported by this server")
+        return True
+
+
+def _refuse_field(name: str, why: str) -> NoReturn:
+    # No fault of a value: it is told alone, by a code of its own.
+    raise InvalidRequest(f"{name}: {why}", param=name, code="unsupported_parameter")
+
+
+def _same(value: object, neutral: object) -> bool:
+    # 0 == False in Python, not in JSON.
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 @cache
@@ -68,6 +115,17 @@ def check_number_of_fields(content: Mapping[str, Any]) -> None:
     """Refuse an object of more fields than one may have, before they are looked at."""
     if len(content) > MAX_FIELDS:
         refuse_value(f"at most {MAX_FIELDS} fields are allowed (got {len(content)})")
+
+
+def at_most(limit: int) -> BeforeValidator:
+    """Refuse a list of more items, before they are looked at."""
+
+    def check(items: Any) -> Any:
+        if isinstance(items, list) and len(items) > limit:
+            refuse_value(f"at most {limit} are allowed (got {len(items)})")
+        return items
+
+    return BeforeValidator(check)
 
 
 def integral(value: Any) -> Any:

@@ -11,6 +11,7 @@ from pydantic import Field, PlainValidator, ValidationInfo
 
 from deployments.api.schemas.strict_fields import (
     StrictFields,
+    at_most,
     nests_deeper,
     refuse_value,
     shown,
@@ -212,7 +213,7 @@ ToolChoiceField = Annotated[
         | AllowedToolsChoice,
     ),
 ]
-ToolList = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+ToolList = Annotated[list[Tool], Field(max_length=MAX_TOOLS), at_most(MAX_TOOLS)]
 
 
 def check_tools(tools: Sequence[Tool], choice: str) -> None:

@@ -7,13 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from deployments.api.history.message import Message
-from deployments.api.schemas.answers import Answer
+from deployments.api.history.message import Messages
+from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.chat_fields import TemplateSettings
 from deployments.api.schemas.strict_fields import BodyFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolList
 
-MAX_MESSAGES = 4096
 MAX_TOKENS = 262_144  # tokens of one body; its text is about a megabyte
 
 
@@ -46,9 +45,7 @@ class TokenizeRequest(BodyFields):
     prompt: str | None = None
     add_special_tokens: bool | None = None  # None: of a prompt they are added
     return_token_strs: bool = False
-    messages: list[Message] | None = Field(
-        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
-    )
+    messages: Messages | None = None
     tools: ToolList = Field(default_factory=list)
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
@@ -61,16 +58,16 @@ class DetokenizeRequest(BodyFields):
     tokens: Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
 
 
-class TokenizeAnswer(Answer):
+class TokenizeAnswer(Shape):
     """Answer of POST /tokenize. `token_strs` are the tokens' names, as logprobs have them."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
 
 
-class DetokenizeAnswer(Answer):
+class DetokenizeAnswer(Shape):
     """Answer of POST /detokenize: the text, special tokens by their names."""
 
     prompt: str

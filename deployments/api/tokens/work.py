@@ -8,55 +8,48 @@ from __future__ import annotations
 
 from itertools import groupby
 
-import msgspec
-
-from deployments.api.bodies import parse
 from deployments.api.history.turns import turns_of
 from deployments.api.prompts import checked_ids
 from deployments.api.requests import ServedModel
 from deployments.api.schemas.logprobs import TokenNames
-from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
+from deployments.api.tokens.shapes import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 from models.protocol.errors import InvalidRequest
 from models.text.tokenizer import Tokenizer
 
-_encoder = msgspec.json.Encoder()
 
-
-def tokenized(body: bytes, model: ServedModel) -> bytes:
+def tokenized(asked: TokenizeRequest, model: ServedModel) -> bytes:
     """Return the answer to POST /tokenize, a `TokenizeAnswer`.
 
     Raises:
         InvalidRequest: it has no text or two, or fields contradict each other.
         UnknownModel: it asks for another model.
     """
-    asked = parse(body, TokenizeRequest)
     if asked.model is not None:
         model.check_name(asked.model)
     ids = _ids(asked, model)
-    answer = {
-        "count": len(ids),
-        "max_model_len": model.max_model_len,
-        "tokens": ids,
-        "token_strs": None,
-    }
-    if asked.return_token_strs:
-        names = TokenNames(model.tokenizer)
-        answer["token_strs"] = [names.of(token_id).text for token_id in ids]
-    return _encoder.encode(answer)
+    names = TokenNames(model.tokenizer)
+    token_strs = [names.of(token_id).text for token_id in ids] if asked.return_token_strs else None
+    return TokenizeAnswer(
+        count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=token_strs
+    ).to_json()
 
 
-def detokenized(body: bytes, model: ServedModel) -> bytes:
+def detokenized(asked: DetokenizeRequest, model: ServedModel) -> bytes:
     """Return the answer to POST /detokenize, a `DetokenizeAnswer`.
 
     Raises:
         InvalidRequest: a token id is outside the vocabulary.
         UnknownModel: it asks for another model.
     """
-    asked = parse(body, DetokenizeRequest)
     if asked.model is not None:
         model.check_name(asked.model)
     ids = checked_ids(asked.tokens, model.tokenizer, len(asked.tokens) + 1, "tokens")
-    return _encoder.encode({"prompt": _text(ids, model.tokenizer)})
+    return DetokenizeAnswer(prompt=_text(ids, model.tokenizer)).to_json()
 
 
 def _ids(asked: TokenizeRequest, model: ServedModel) -> list[int]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.api.schemas.grammar_fields import asked_field, asked_grammar
+from deployments.api.schemas.grammar_fields import Constraint, asked_constraint
 from deployments.api.schemas.requests import ChatCompletionRequest
 from deployments.api.schemas.tool_fields import callable_tools, mode_and_names
 from models.grammar.limits import Schema
@@ -68,27 +68,26 @@ def asked_turn(
     Raises:
         InvalidRequest: two constraints, or one that cannot stand beside tools.
     """
-    own = asked_grammar(request.response_format, request.structured_outputs)
-    own_field = asked_field(request.response_format, request.structured_outputs)
+    own = asked_constraint(request.response_format, request.structured_outputs)
     turn = _turn(request, formats, prompt_end)
-    if own is None or turn.must_call:
-        body = ""
-    else:
-        body = _body(own)
+    body = ""
+    if own is not None and not turn.must_call:
+        body = _body(own.grammar)
+        if not body and turn.tools:
+            raise InvalidRequest(
+                f"{own.field}: is not supported together with tools", param=own.field
+            )
         if not body:
-            if turn.tools:
-                raise InvalidRequest(
-                    f"{own_field}: is not supported together with tools", param=own_field
-                )
-            return AskedTurn(grammar=own, fields=_fields(own_field))
+            return asked_text(own)
     if not turn.tools and (turn.reasoning is None or turn.reasoning_start == "none"):
-        return AskedTurn(grammar=own, fields=_fields(own_field))
+        return asked_text(own)
     turn = replace(turn, body=body)
     text = turn_grammar(turn, tokenizer.special_ids)
     chosen = callable_tools(request.tools, request.tool_choice)
     tool_fields = [f"tools[{index}].function.parameters" for index, _ in chosen]
     loose = [tool_line(i) for i, (_, tool) in enumerate(chosen) if not tool.function.is_strict]
-    fields = ("tools" if turn.tools else own_field or "", *tool_fields, *_fields(own_field))
+    own_fields = () if own is None else (own.field,)
+    fields = ("tools" if turn.tools else "".join(own_fields), *tool_fields, *own_fields)
     return AskedTurn(
         turn=turn,
         grammar=Grammar(kind="lark", text=text, loose=tuple(loose)) if text else None,
@@ -97,8 +96,9 @@ def asked_turn(
     )
 
 
-def _fields(field: str | None) -> tuple[str, ...]:
-    return () if field is None else (field,)
+def asked_text(own: Constraint | None) -> AskedTurn:
+    """Return a turn that is text as it comes, under the request's own constraint if it has one."""
+    return AskedTurn() if own is None else AskedTurn(grammar=own.grammar, fields=(own.field,))
 
 
 def _turn(request: ChatCompletionRequest, formats: TurnFormats, prompt_end: str) -> Turn:

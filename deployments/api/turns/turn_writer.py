@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from deployments.api.schemas.answers import (
     AssistantMessage,
     CalledFunction,
-    CallingMessage,
     ChatDelta,
     ChatFinishReason,
-    ReasonedCallingMessage,
-    ReasonedMessage,
     ToolCall,
     ToolCallDelta,
 )
@@ -53,15 +52,9 @@ class TurnWriter:
             )
             for name, parts in self._calls
         ]
-        if calls and reasoning:
-            return ReasonedCallingMessage(
-                content=content, reasoning_content=reasoning, tool_calls=calls
-            )
-        if calls:
-            return CallingMessage(content=content, tool_calls=calls)
-        if reasoning:
-            return ReasonedMessage(content=content, reasoning_content=reasoning)
-        return AssistantMessage(content=content)
+        return AssistantMessage(
+            content=content, reasoning_content=reasoning or UNSET, tool_calls=calls or UNSET
+        )
 
     def first_delta(self) -> ChatDelta:
         """Return the beginning of a stream.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import (
     ChatChoice,
     ChatChunkChoice,
-    ChatChunkChoiceOfList,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
@@ -18,11 +19,7 @@ from deployments.api.schemas.answers import (
 )
 from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
 from deployments.api.turns.turn_writer import TurnWriter
-from deployments.api.writing.choice_probabilities import (
-    ChoiceProbability,
-    probabilities_of,
-    with_probabilities,
-)
+from deployments.api.writing.choice_probabilities import ChoiceProbability, probabilities_of
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
 from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed
@@ -72,9 +69,8 @@ class ChatWriter:
             usage=usage_of(together),
             seed=head.seed,
             metrics=metrics_of(together),
+            prompt_logprobs=UNSET if head.num_prompt_logprobs < 0 else None,
         )
-        if head.num_prompt_logprobs >= 0:
-            answer.prompt_logprobs = None  # written, and then replaced
         choices = listed([self._choice(index, end) for index, end in enumerate(ends)])
         *chunks, tail = with_value(answer.to_json(), "choices", choices, instead="[]")
         if head.num_prompt_logprobs < 0:
@@ -97,8 +93,7 @@ class ChatWriter:
         chunks = [self._chunk(index, one) for one in deltas]
         of_list = probabilities_of(self._head.choice_texts, delta)
         if of_list and chunks:
-            fields = chunks[0].choices[0].model_dump()
-            chunks[0].choices = [ChatChunkChoiceOfList(**fields, choice_probabilities=of_list)]
+            chunks[0].choices[0].choice_probabilities = of_list
         bodies = [chunk.to_json() for chunk in chunks]
         if self._head.num_logprobs < 0 or not bodies:
             return bodies
@@ -124,8 +119,9 @@ class ChatWriter:
             index=index,
             message=turn.message(),
             finish_reason=turn.finish_reason(end.finish_reason),
+            choice_probabilities=self._of_list[index] or UNSET,
         )
-        body = with_probabilities(choice.model_dump_json().encode(), self._of_list[index])
+        body = choice.to_json()
         if self._head.num_logprobs < 0:
             return [body]
         return with_value(body, "logprobs", self._logprobs[index].chunks)

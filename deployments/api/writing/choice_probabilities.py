@@ -10,31 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel
+import msgspec
 
 from router.types import Delta
 
 
-class ChoiceProbability(BaseModel):
+class ChoiceProbability(msgspec.Struct, frozen=True):
     """One choice of the list."""
 
     choice: str
     logprob: float
     probability: float
-
-
-class OfList(BaseModel):
-    """Further fields of an answer's choice."""
-
-    choice_probabilities: list[ChoiceProbability]  # in the list's order
-
-
-def with_probabilities(body: bytes, values: Sequence[ChoiceProbability]) -> bytes:
-    """Add a choice's probabilities to its JSON object as the last key, if it has any."""
-    if not values:
-        return body
-    listed = b",".join(value.model_dump_json().encode() for value in values)
-    return body.removesuffix(b"}") + b',"choice_probabilities":[' + listed + b"]}"
 
 
 def probabilities_of(choices: Sequence[str], delta: Delta) -> list[ChoiceProbability]:

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from deployments.api.choices import finished_together
-from deployments.api.schemas.answers import (
-    Completion,
-    TextChoice,
-    TextChoiceOfList,
-    TextChoiceOfPrompt,
-    usage_of,
-)
+from deployments.api.schemas.answers import Completion, TextChoice, usage_of
 from deployments.api.schemas.logprobs import (
     PromptLogprobsJson,
     TextLogprobsJson,
     TokenNames,
     prompt_offsets,
 )
-from deployments.api.writing.choice_probabilities import (
-    ChoiceProbability,
-    probabilities_of,
-    with_probabilities,
-)
+from deployments.api.writing.choice_probabilities import ChoiceProbability, probabilities_of
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
 from deployments.api.writing.writers import (
@@ -107,9 +99,8 @@ class TextWriter:
         if not is_first and not delta.text and not delta.shown:
             return []
         text = self._echoes[prompt].text + delta.text if is_first else delta.text
-        choice = TextChoice(index=index, text=text)
-        if of_list := probabilities_of(self._head.choice_texts, delta):
-            choice = TextChoiceOfList(**choice.model_dump(), choice_probabilities=of_list)
+        of_list = probabilities_of(self._head.choice_texts, delta) or UNSET
+        choice = TextChoice(index=index, text=text, choice_probabilities=of_list)
         body = self._chunk(choice).to_json()
         if self._head.num_logprobs < 0:
             self._begun.add(index)
@@ -136,9 +127,14 @@ class TextWriter:
         text = "".join(self._texts[index])
         if self._echoes:
             text = self._echoes[prompt].text + text
-        kind = TextChoice if head.num_prompt_logprobs < 0 else TextChoiceOfPrompt
-        choice = kind(index=index, text=text, finish_reason=end.finish_reason)
-        chunks = [with_probabilities(choice.model_dump_json().encode(), self._of_list[index])]
+        choice = TextChoice(
+            index=index,
+            text=text,
+            finish_reason=end.finish_reason,
+            prompt_logprobs=UNSET if head.num_prompt_logprobs < 0 else None,
+            choice_probabilities=self._of_list[index] or UNSET,
+        )
+        chunks = [choice.to_json()]
         if head.num_logprobs >= 0:
             logprobs = self._logprobs[index].chunks_after(self._echoed.get(prompt))
             chunks = with_value(chunks[0], "logprobs", logprobs)

@@ -129,9 +129,9 @@ def trailed(
     if not head.include_usage:
         return []
     together = finished_together(ends, len(head.prompt_lens))
-    trailing = shape.model_copy(update={"choices": [], "usage": usage_of(together)})
-    add_totals(trailing, head, together)
-    return [trailing.to_json()]
+    shape.choices, shape.usage = [], usage_of(together)
+    add_totals(shape, head, together)
+    return [shape.to_json()]
 
 
 def add_totals(

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from deployments.api.http import create_app
-from deployments.api.keys import OPEN_PATHS, ApiKeys, faults_of_keys, read_key_file
+from deployments.api.keys import ApiKeys, faults_of_keys, read_key_file
 from deployments.api.playground.page import PAGE_PATHS
+from deployments.api.schemas.openapi import OPEN_PATHS
 from deployments.api_keys import main
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
@@ -101,6 +102,7 @@ async def test_open_paths_are_routes_and_the_page_calls_them_so(key_file):
         path for path, methods in paths.items() if methods.get("get", {}).get("security") == []
     }
     assert opened == OPEN_PATHS - PAGE_PATHS | {"/"}
+    assert opened == {*("/", "/docs", "/health", "/livez", "/readyz", "/metrics", "/version")}
 
 
 async def test_a_key_is_never_logged(key_file, caplog):

@@ -13,15 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.bodies import MAX_FIELDS, parse
+from deployments.api.bodies import parse
 from deployments.api.history.content import MAX_PARTS
+from deployments.api.history.message import MAX_MESSAGES
 from deployments.api.http import create_app
-from deployments.api.requests import prepare_chat, prepare_completions
-from deployments.api.schemas.requests import (
-    MAX_MESSAGES,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from deployments.api.requests import prepare_completions, prepare_turn
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from deployments.api.schemas.strict_fields import MAX_FIELDS
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
 from tests.fakes.http import ScriptedGenerator, http_service, served_model
 
@@ -165,7 +163,7 @@ def test_what_cannot_fit_is_refused_by_its_length_before_it_is_tokenised(monkeyp
     chat = parse(messages(USER % (b"a" * 100_000), 1), ChatCompletionRequest)
     for prepare, request, param in (
         (prepare_completions, text, "prompt"),
-        (prepare_chat, chat, "messages"),
+        (prepare_turn, chat, "messages"),
     ):
         with pytest.raises(ContextTooLong) as caught:
             prepare(request, model, "r1")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.api.bodies import parse
-from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
+from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Grammar, Sampling
@@ -21,20 +21,21 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type"
 
 def chat(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | fields
-    return prepare_chat(parse(json.dumps(body).encode(), ChatCompletionRequest), model, "r1")
+    asked = parse(json.dumps(body).encode(), ChatCompletionRequest)
+    return prepare_turn(asked, model, "r1")[0]
 
 
 def completion(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi"} | fields
     asked = parse(json.dumps(body).encode(), CompletionRequest)
-    [request] = prepare_completions(asked, model, "r1")
+    [request], _ = prepare_completions(asked, model, "r1")
     return request
 
 
 def prepare_named(name: str) -> GenerationRequest:
     body = {"model": name, "prompt": "hi"}
     asked = parse(json.dumps(body).encode(), CompletionRequest)
-    [request] = prepare_completions(asked, MODEL, "r1")
+    [request], _ = prepare_completions(asked, MODEL, "r1")
     return request
 
 
@@ -193,7 +194,7 @@ def test_a_default_beyond_the_limit_does_not_break_it():
 )
 def test_bodies_that_are_no_utf8_are_refused(body):
     with pytest.raises(InvalidRequest, match="not valid JSON") as caught:
-        prepare_chat(parse(body, ChatCompletionRequest), MODEL, "r1")
+        prepare_turn(parse(body, ChatCompletionRequest), MODEL, "r1")
     assert caught.value.code == "invalid_json"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.api.bodies import parse
-from deployments.api.requests import prepare_chat, prepare_completions
+from deployments.api.requests import prepare_completions, prepare_turn
 from deployments.api.sampling_terms import bad_word_ids
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from models.protocol.errors import InvalidRequest
@@ -22,13 +22,14 @@ VOCAB_SIZE = TOKENIZER.vocab_size
 
 def chat(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | fields
-    return prepare_chat(parse(json.dumps(body).encode(), ChatCompletionRequest), MODEL, "r1")
+    asked = parse(json.dumps(body).encode(), ChatCompletionRequest)
+    return prepare_turn(asked, MODEL, "r1")[0]
 
 
 def completion(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi"} | fields
     asked = parse(json.dumps(body).encode(), CompletionRequest)
-    [request] = prepare_completions(asked, MODEL, "r1")
+    [request], _ = prepare_completions(asked, MODEL, "r1")
     return request
 
 

@@ -12,9 +12,8 @@ from starlette.routing import Route
 
 from deployments.api.bodies import parse
 from deployments.api.http import create_app
-from deployments.api.keys import OPEN_PATHS
-from deployments.api.requests import prepare_chat, prepare_completions
-from deployments.api.schemas.openapi import OpenApiPage, openapi_page
+from deployments.api.requests import prepare_completions, prepare_turn
+from deployments.api.schemas.openapi import OPEN_PATHS, OpenApiPage, openapi_page
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from models.protocol.errors import ServingError
 from tests.fakes.http import ScriptedGenerator, http_service, served_model
@@ -45,7 +44,7 @@ def is_served(route: str, body: dict[str, Any]) -> bool:
     raw = json.dumps(body).encode()
     try:
         if route.endswith("chat/completions"):
-            prepare_chat(parse(raw, ChatCompletionRequest), MODEL, "r1")
+            prepare_turn(parse(raw, ChatCompletionRequest), MODEL, "r1")
         else:
             prepare_completions(parse(raw, CompletionRequest), MODEL, "r1")
     except ServingError:

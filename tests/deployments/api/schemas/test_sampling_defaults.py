@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from deployments.api.bodies import parse
-from deployments.api.requests import prepare_chat
+from deployments.api.requests import prepare_turn
 from deployments.api.responses.job import responses_job
+from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.requests import ChatCompletionRequest
 from deployments.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from models.protocol.messages import Sampling
@@ -23,7 +24,7 @@ OF_FILE = sampling_defaults("auto", FILE, NOTHING)
 def sampled(**fields: Any) -> Sampling:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | fields
     parsed = parse(json.dumps(body).encode(), ChatCompletionRequest)
-    return prepare_chat(parsed, served_model(sampling=OF_FILE), "r").sampling
+    return prepare_turn(parsed, served_model(sampling=OF_FILE), "r")[0].sampling
 
 
 def test_the_checkpoints_values_are_for_fields_that_a_request_does_not_have():
@@ -35,7 +36,8 @@ def test_the_checkpoints_values_are_for_fields_that_a_request_does_not_have():
 
 def test_a_response_says_what_it_was_sampled_with():
     model = served_model(sampling=OF_FILE)
-    job = responses_job(b'{"model": "tiny", "input": "hi", "top_p": 0.5}', model)
+    asked = parse(b'{"model": "tiny", "input": "hi", "top_p": 0.5}', ResponsesRequest)
+    job = responses_job(asked, model)
     [request] = job.requests
     assert (request.sampling.temperature, request.sampling.top_p) == (0.6, 0.5)
     opening = json.loads(job.writer.opening()[0])["response"]
@@ -48,7 +50,7 @@ def test_look_aheads_take_no_default_penalty():
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     steered = body | {"lookahead": {"method": "cdlh", "reward": reward}}
     penalties = [
-        prepare_chat(parse(json.dumps(one).encode(), ChatCompletionRequest), model, "r")
+        prepare_turn(parse(json.dumps(one).encode(), ChatCompletionRequest), model, "r")[0]
         for one in (body, steered)
     ]
     assert [one.sampling.repetition_penalty for one in penalties] == [1.2, 1.0]
