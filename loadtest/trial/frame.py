@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from loadtest.report.machine import ROOT
 from loadtest.report.record import head, write_json
-from loadtest.service.served import POD_ENVIRONMENT, served
 
 
 @dataclass(kw_only=True)
@@ -115,28 +114,6 @@ def crash_noted(report: Report) -> Iterator[None]:
     except BaseException as error:
         report.crash = report.crash or f"ended early: {type(error).__name__}: {error}"
         raise
-
-
-@contextlib.contextmanager
-def served_at(url: str, config_path: Path, report: Report) -> Iterator[str]:
-    """Yield where a service runs: `url`, or, where that is empty, one of `config_path` as in pods.
-
-    Args:
-        url: of a service that others started and will end; without /v1.
-        config_path: see `served`.
-        report: of the trial; where it has problems at the end, the logs are kept.
-    """
-    if url:
-        yield url.rstrip("/")
-        return
-    with (
-        served(
-            config_path, keeps_folder=lambda: not report.is_clean, environment=POD_ENVIRONMENT
-        ) as service,
-        crash_noted(report),  # before the logs are kept or not
-    ):
-        print(f"the service and its logs are in {service.folder}", flush=True)
-        yield service.base_url
 
 
 def _print(report: Report) -> None:

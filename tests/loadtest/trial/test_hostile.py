@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.hostile.__main__ import Attackers, Report, Stretch, Wave
-from loadtest.hostile.attacks import (
+from loadtest.__main__ import main
+from loadtest.client.attacks import (
     Attack,
+    Attackers,
+    Wave,
     fitting_logprob_requests,
     hostile_schemas,
     large_bodies,
@@ -20,7 +22,8 @@ from loadtest.hostile.attacks import (
     ordinary_schema,
     refusal_complaint,
 )
-from loadtest.hostile.loop_gaps import main as loop_gaps
+from loadtest.experiments.crowds import HOSTILE
+from loadtest.trial.scene import Scene, Terms
 from tests.fakes.scripted_server import answer, scripted_server
 
 LIMIT_BYTES = 1_048_576
@@ -82,27 +85,28 @@ def test_what_may_be_served_may_be_served() -> None:
 
 
 def test_the_ratio_is_that_of_medians() -> None:
-    gaps = {"quiet": (0.1, 0.2, 0.9), "schemas": (0.3, 0.4, 0.2)}
-    report = Report(
-        stretches=[Stretch(k, 1.0, gap, 0) for k, several in gaps.items() for gap in several]
-    )
-    assert report.ratio("schemas") == pytest.approx(1.5)
-    assert report.content()["ratio_to_quiet"] == {"quiet": 1.0, "schemas": 1.5}
+    gaps = {"quiet": (0.1, 0.2, 0.9), "schemas": (0.9,), "all at once": (0.3, 0.4, 0.2)}
+    scene = Scene(terms=Terms(**HOSTILE.terms))
+    for kind, several in gaps.items():
+        for gap_s in several:
+            scene.note("streams", kind, {"longest_gap_s": gap_s})
+    [claim] = HOSTILE.claims_of(scene.result.rows, scene.terms)
+    assert claim.value == pytest.approx(1.5)
+    assert (claim.relation, claim.goal) == ("at most", 1.5)
 
 
 def test_gaps_of_the_loop_are_measured_and_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "gaps.json"
-    words = ["--max-model-len", "64", "--repeats", "1", "--body-bytes", "700000"]
-    status = loop_gaps(["--limit-ms", "0.000001", "--output", str(output), *words])
-    lines = json.loads(output.read_text())["lines"]
-    statuses = {line["attack"]: line["statuses"] for line in lines}
+    words = ["loop-gaps", "--quick", "--output", str(output), "--set", "limit_ms=0.000001"]
+    assert main(words) == 1
+    found = json.loads(output.read_text())
+    statuses = {one["event"]: one["statuses"] for one in found["events"]}
     assert statuses["nothing"] == ""
     assert statuses["a full context of logprobs, n=8"] == "200"
     assert statuses["5 different ones at once"] == "400"
-    assert status == 1
-    assert capsys.readouterr().out.count("VIOLATED") == len(lines)
+    assert capsys.readouterr().out.count("MISSED") == len(found["samples"]) == len(statuses)
 
 
 @pytest.fixture
@@ -115,22 +119,20 @@ def refusing_server() -> Iterator[str]:
 
 def test_attackers_share_the_attacks_and_note_each_answer(refusing_server: str) -> None:
     attacks = [Attack(name, "/", b"{}") for name in ("one", "two")]
-    report = Report()
-    attackers = Attackers(refusing_server, [Wave(1, attacks)], report, relentless=True)
+    attackers = Attackers(refusing_server, [Wave(1, attacks)], relentless=True)
     attackers.start()
-    while attackers.num_answered < 4:
+    while attackers.answers.total() < 4:
         time.sleep(0.01)
     attackers.stop()
-    assert report.answers["one: 400"] - report.answers["two: 400"] in (0, 1)
-    assert sum(report.answers.values()) == attackers.num_answered
-    assert all("two: status 400 without" in line for line in report.violations)
-    assert report.violations
+    assert attackers.answers["one: 400"] - attackers.answers["two: 400"] in (0, 1)
+    assert set(attackers.longest_s) == {"one", "two"}
+    assert attackers.complaints
+    assert all("two: status 400 without" in line for line in attackers.complaints)
 
 
 def test_each_attack_is_sent_once_unless_relentless(refusing_server: str) -> None:
     attacks = [Attack(str(number), "/", b"{}") for number in range(7)]
-    report = Report()
-    attackers = Attackers(refusing_server, [Wave(3, attacks)], report)
+    attackers = Attackers(refusing_server, [Wave(3, attacks)])
     attackers.start()
     attackers.stop()
-    assert report.answers == {f"{number}: 400": 1 for number in range(7)}
+    assert attackers.answers == {f"{number}: 400": 1 for number in range(7)}

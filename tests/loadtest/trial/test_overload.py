@@ -5,27 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import shlex
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
-from loadtest.client.arrivals import Queues, Timing, arrivals, run_stretch
+from loadtest.__main__ import main
+from loadtest.client.arrivals import SUSTAINED, Sent, Timing, arrivals, measure, send
 from loadtest.client.client import LoadClient, Reply
-from loadtest.client.goodput import Observed, Sent, Stretch, is_good, measure, violations
 from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Workload
-from loadtest.overload.__main__ import Report, main
+from loadtest.experiments.crowds import OVERLOAD
+from loadtest.trial.scene import Scene, Terms
 from tests.fakes.http import ScriptedGenerator
 from tests.fakes.scripted_server import answer, scripted_server
 from tests.harness.http_clients import served
 
-LIMITS: dict[str, Any] = {"goodput_loss": 0.1, "refusal_limit_s": 1.0, "late_limit_s": 0.25}
+TIMING = Timing(settle_s=10.0, measured_s=10.0, first_text_limit_s=2.0)
 WORKLOAD = Workload("tiny", 1, max_tokens=20, record_max_tokens=90, shared_words=20)
 
 
@@ -55,41 +54,8 @@ def refused(began_s: float, after_s: float, *, complaint: str = "") -> Sent:
     return Sent(began_s, reply)
 
 
-def stretch(sent: list[Sent], rate_per_s: float = 1.0) -> Stretch:
-    return measure(
-        sent,
-        rate_per_s=rate_per_s,
-        from_s=10.0,
-        to_s=20.0,
-        first_text_limit_s=2.0,
-        observed=Observed(load_cpu_share=0.1, peak_running=4, peak_waiting=2),
-    )
-
-
-def of(rate_per_s: float, goodput_per_s: float, **changes: Any) -> Stretch:
-    fields: dict[str, Any] = {
-        "rate_per_s": rate_per_s,
-        "arrived_per_s": rate_per_s,
-        "goodput_per_s": goodput_per_s,
-        "good_tokens_per_s": 10 * goodput_per_s,
-        "good_share": goodput_per_s / rate_per_s,
-        "late_answers": 0,
-        "turned_away": 5 if goodput_per_s < rate_per_s else 0,
-        "failed": 0,
-        "complaints": (),
-        "first_text_s": (0.5, 1.5),
-        "refusal_s": (0.01, 0.02, 0.03) if goodput_per_s < rate_per_s else None,
-        "retry_after_s": None,
-        "load_late_s": 0.01,
-        "load_cpu_share": 0.1,
-        "peak_running": 4.0,
-        "peak_waiting": 2.0,
-    }
-    return Stretch(**(fields | changes))
-
-
 def test_goodput_counts_answers_that_end_in_the_measured_time() -> None:
-    found = stretch(
+    found = measure(
         [
             whole(8.0, 1.0, 4.0),  # arrived before, ends within
             whole(12.0, 1.0, 3.0),
@@ -98,69 +64,62 @@ def test_goodput_counts_answers_that_end_in_the_measured_time() -> None:
             refused(14.0, 0.02),
             refused(15.0, 0.04),
             refused(2.0, 0.9),  # before the measured time: among the refusals all the same
-        ]
-    )  # fmt: skip
-    assert found.goodput_per_s == 0.2
-    assert found.good_tokens_per_s == 2.0
-    assert found.arrived_per_s == 0.5
-    assert found.good_share == pytest.approx(2 / 5)  # of 12, 13, 14, 15, 18: 12 and 18
-    assert (found.late_answers, found.turned_away, found.failed) == (1, 3, 0)
-    assert found.refusal_s is not None
-    assert found.refusal_s[2] == pytest.approx(0.9)
-    assert found.retry_after_s == (3.0, 3.0)
-    assert not found.is_sustained
+        ],
+        0.0,
+        TIMING,
+    )
+    assert found["goodput_per_s"] == 0.2
+    assert found["good_tokens_per_s"] == 2.0
+    assert found["arrived_per_s"] == 0.5
+    assert found["good_share"] == pytest.approx(2 / 5)  # of 12, 13, 14, 15, 18: 12 and 18
+    assert (found["late_answers"], found["turned_away"], found["failed"]) == (1, 3, 0)
+    assert found["refusal_longest_s"] == pytest.approx(0.9)
+    assert found["retry_after_least_s"] == found["retry_after_most_s"] == 3.0
+    assert found["good_share"] < SUSTAINED
 
 
 def test_an_answer_that_is_wrong_or_late_is_not_good() -> None:
-    assert is_good(whole(0.0, 2.0, 9.0).reply, 2.0)
-    assert not is_good(whole(0.0, 2.1, 9.0).reply, 2.0)
-    assert not is_good(refused(0.0, 0.1).reply, 2.0)
-    broken = stretch([whole(11.0, 1.0, 2.0), refused(12.0, 0.1, complaint="status 500: oh")])
-    assert broken.failed == 1
-    assert broken.complaints == ("chat: status 500: oh",)
-
-
-def test_a_rate_is_sustained_when_nearly_all_become_good() -> None:
-    many = [whole(10 + number / 10, 1.0, 2.0) for number in range(96)]
-    assert stretch([*many, *(refused(15.0, 0.1) for _ in range(4))]).is_sustained
-    assert not stretch([*many, *(refused(15.0, 0.1) for _ in range(6))]).is_sustained
-    assert not stretch([*many, refused(15.0, 0.1, complaint="status 500: oh")]).is_sustained
+    assert whole(0.0, 2.0, 9.0).is_good(2.0)
+    assert not whole(0.0, 2.1, 9.0).is_good(2.0)
+    assert not refused(0.0, 0.1).is_good(2.0)
+    broken = [whole(11.0, 1.0, 2.0), refused(12.0, 0.1, complaint="status 500: oh")]
+    assert measure(broken, 0.0, TIMING)["failed"] == 1
     with pytest.raises(ValueError, match="no arrival within 10 s"):
-        stretch([whole(1.0, 1.0, 2.0)])
+        measure([whole(1.0, 1.0, 2.0)], 0.0, TIMING)
+
+
+def rate(goodput_per_s: float, **changes: float) -> dict[str, float]:
+    usual = {"turned_away": 5, "refusal_p99_s": 0.02, "load_late_p99_s": 0.01}
+    return {"goodput_per_s": goodput_per_s, **usual, **changes}
+
+
+def missed(*last: dict[str, float]) -> list[str]:
+    scene = Scene(terms=Terms(**OVERLOAD.terms))
+    before = {"2.00/s": rate(2), "3.00/s": rate(3), "4.00/s": rate(3.4), "1 times": rate(3)}
+    for way, figures in [*before.items(), *(("3 times", one) for one in last)]:
+        scene.note("arrivals", way, figures)
+    claims = OVERLOAD.claims_of(scene.result.rows, scene.terms)
+    return [str(claim) for claim in claims if not claim.is_met]
 
 
 def test_a_service_that_keeps_its_goodput_passes() -> None:
-    search = [of(2, 2), of(3, 3), of(4, 3.4)]
-    assert violations(search, [of(3, 3), of(6, 3.3), of(9, 3.1)], **LIMITS) == []
+    assert missed(rate(3.1)) == []
+    assert missed() == [], "what was not measured is not claimed"
 
 
 @pytest.mark.parametrize(
     ("last", "words"),
     [
-        (of(9, 3.0), "12% below its peak of 3.40/s"),
-        (of(9, 3.4, refusal_s=(0.1, 1.5, 9.0)), "p99 of the time to a 429 is 1.50 s"),
-        (of(9, 3.4, failed=2, complaints=("chat: status 503",)), "2 requests failed"),
-        (of(9, 3.4, load_late_s=0.5), "was not the load it says"),
-        (of(9, 3.4, turned_away=0, refusal_s=None), "no overload"),
+        (rate(3.0), "goodput / the peak of all rates: 0.88 (at least 0.9"),
+        (rate(3.4, refusal_p99_s=1.5), "3 times: refusal_p99_s: 1.50 (at most 1"),
+        (rate(3.4, load_late_p99_s=0.5), "3 times: load_late_p99_s: 0.50 (at most 0.25"),
+        (rate(3.4, turned_away=0), "answers 429: 0.00 (at least 1"),
     ],
-    ids=["collapse", "slow refusals", "failures", "late load", "no overload"],
+    ids=["collapse", "slow refusals", "late load", "no overload"],
 )
-def test_a_service_that_does_not_is_told_why(last: Stretch, words: str) -> None:
-    [found] = violations([of(3, 3), of(4, 3.4)], [of(3, 3), last], **LIMITS)
+def test_a_service_that_does_not_is_told_why(last: dict[str, float], words: str) -> None:
+    [found] = missed(last)
     assert words in found
-
-
-def test_what_goes_wrong_at_any_rate_counts() -> None:
-    [found] = violations(
-        [of(3, 3, failed=1, complaints=("chat: cut",)), of(4, 3.4)], [of(9, 3.4)], **LIMITS
-    )
-    assert found.startswith("at 3.00 arrivals/s: 1 requests failed")
-
-
-def test_the_highest_rate_below_the_first_that_fails_is_sustained() -> None:
-    report = Report(search=[of(2, 2), of(3, 2.95), of(4, 3.0)])
-    assert report.sustained_per_s == 3
-    assert Report(search=[of(2, 1)]).sustained_per_s is None
 
 
 def test_arrivals_are_a_poisson_process_of_the_seed() -> None:
@@ -193,7 +152,7 @@ def test_any_stretch_of_requests_has_the_whole_mix() -> None:
 
 
 async def ask(url: str, asking: Asking) -> Reply:
-    async with LoadClient(url, expects_same_text=True) as client:
+    async with LoadClient(url, {}) as client:
         return await client.ask(asking)
 
 
@@ -244,16 +203,15 @@ async def test_answers_are_read_judged_and_timed() -> None:
 async def test_a_slow_service_does_not_slow_the_arrivals() -> None:
     generator = ScriptedGenerator(delay_s=0.5)  # three blocks: 1.5 s for every answer
     timing = Timing(settle_s=0.5, measured_s=1.5, first_text_limit_s=5.0)
-    with served(generator) as url:
-        async with LoadClient(url, expects_same_text=True) as client:
-            askings = WORKLOAD.mixed(random.Random(1), {"chat": 1})
-            began_s = time.perf_counter()
-            found = await run_stretch(client, askings, Queues(), timing, rate_per_s=20.0, seed="a")
-            assert time.perf_counter() - began_s >= 2.0
     due = arrivals(20.0, 2.0, random.Random("a"))
+    with served(generator) as url:
+        askings = WORKLOAD.mixed(random.Random(1), {"chat": 1})
+        began_s = time.perf_counter()
+        sent = await send(url, due, askings, {}, began_s)
     assert len(generator.requests) == len(due)  # one after the other would take 60 s
-    assert found.arrived_per_s == pytest.approx(sum(at_s >= 0.5 for at_s in due) / 1.5)
-    assert found.good_share == 1.0
+    found = measure(sent, began_s, timing)
+    assert found["arrived_per_s"] == pytest.approx(sum(at_s >= 0.5 for at_s in due) / 1.5)
+    assert found["good_share"] == 1.0
 
 
 def records() -> dict[int, list[str]]:
@@ -279,23 +237,24 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
     config = tmp_path / "config.yaml"
     config.write_text("applications: [{args: {router: {model_name: tiny}}}]")
     output = tmp_path / "overload.json"
-    options = (
-        "--first-rate 2 --step 10 --factors 10 --settle-s 0.5 --measured-s 2 --max-tokens 20 "
-        "--record-max-tokens 90 --shared-words 10 --goodput-loss 0.9 --refusal-limit 60 "
-        "--late-limit 60"  # which a busy machine is
+    terms = (
+        "first_rate=2 step=10 factors=10 settle_s=0.5 measured_s=2 max_tokens=20 "
+        "record_max_tokens=90 shared_words=10 goodput_loss=0.9 refusal_limit_s=60 "
+        "late_limit_s=60"  # which a busy machine is
     )
     with served(generator, slot=admission.slot, metrics=metrics.text) as url:
-        words = ["--url", url, "--config", str(config), "--output", str(output)]
-        main([*words, *shlex.split(options)])
+        words = ["overload", "--url", url, "--config", str(config), "--output", str(output)]
+        assert main([*words, "--set", *terms.split()]) == 0
     found = json.loads(output.read_text())
-    assert found["violations"] == []
-    assert found["all_held"]
+    assert found["problems"] == []
+    assert all(claim["is_met"] for claim in found["claims"])
     assert found["sustained_per_s"] == 2
-    assert [stretch["rate_per_s"] for stretch in found["search"]] == [2, 20]
-    last = found["overload"][-1]  # 20 arrivals/s; two places serve less than 7
+    assert [row["way"] for row in found["samples"]] == ["2.00/s", "20.00/s", "10 times"]
+    last = {name: values[0] for name, values in found["samples"][-1]["runs"].items()}
+    assert last["rate_per_s"] == 20  # two places serve less than 7
     assert last["turned_away"] > 10
-    assert last["retry_after_s"][0] >= 1
+    assert last["retry_after_least_s"] >= 1
     assert 0 < last["goodput_per_s"] < 8
     assert last["peak_running"] == 2
     assert last["peak_waiting"] <= 4
-    assert output.with_suffix(".png").stat().st_size > 10_000
+    assert output.with_suffix(".png").stat().st_size > 5_000

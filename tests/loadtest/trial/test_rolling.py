@@ -1,7 +1,9 @@
-"""What is deployed to a running service, and how its outcome is told; no cluster."""
+"""What is deployed to a running service; no cluster."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.config.live_limits import with_user_config
 from deployments.config.model_files import check_models, resolved
 from deployments.config.schema import AppConfig
+from loadtest.experiments.rolling import changes, first_config
 from loadtest.report.machine import ROOT
-from loadtest.rolling import Outcome, Report, changes, first_config
 from loadtest.service.cluster import arguments, deployment, on_one_machine
 from loadtest.service.served import Config
+from loadtest.trial.scene import Terms
 
 PROD = ROOT / "configs" / "prod.yaml"
 PLACED = (
@@ -63,11 +66,25 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.items()} or {path: tree}
 
 
+def first() -> Config:
+    config: Config = yaml.safe_load(PROD.read_text(encoding="utf-8"))
+    first_config(config, Terms(tensor_parallel_size=1))
+    return config
+
+
+def deployed() -> Iterator[tuple[str, Config]]:
+    config = first()
+    for change in changes(config):
+        config = copy.deepcopy(config)
+        change.edit(config)
+        yield change.way, config
+
+
 def test_each_change_is_the_one_it_is_called() -> None:
-    before = first_config(PROD, 1)
+    before = first()
     checked(before)
     found = {}
-    for name, config, _ in changes(before, "http://nowhere"):
+    for name, config in deployed():
         checked(config)
         old, new = leaves(before), leaves(config)
         found[name] = {key.rsplit(".", 1)[1] for key in old | new if old.get(key) != new.get(key)}
@@ -81,32 +98,11 @@ def test_each_change_is_the_one_it_is_called() -> None:
 
 
 def test_only_the_wrong_limits_are_wrong() -> None:
-    config = first_config(PROD, 1)
-    base = checked(config).router
-    for name, changed, _ in changes(config, "http://nowhere"):
+    base = checked(first()).router
+    for name, changed in deployed():
         limits = deployment(changed, "Router")["user_config"]
         if name == "wrong limits":
             with pytest.raises(ValueError, match="unknown key 'max_sesions'"):
                 with_user_config(base, limits)
         else:
             with_user_config(base, limits)
-
-
-def outcome(problems: list[str]) -> Outcome:
-    return Outcome(
-        change="more",
-        settled_s=3.0,
-        pause_free_s=0.5,
-        pause_constrained_s=0.25,
-        replaced={"router": 2},
-        num_answers=4,
-        problems=problems,
-    )
-
-
-def test_a_report_is_clean_only_if_all_was_done_and_held() -> None:
-    assert not Report().is_clean
-    assert Report(outcomes=[outcome([])]).is_clean
-    assert not Report(outcomes=[outcome(["cut"])]).is_clean
-    assert not Report(outcomes=[outcome([])], violations=["Target 0: num_leases is 1"]).is_clean
-    assert not Report(outcomes=[outcome([])], crash="late").is_clean

@@ -6,10 +6,8 @@ like Prometheus does. Call within `service.parts.FaultService`, which connects t
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import httpx
 import ray
@@ -27,7 +25,6 @@ _MEASURES = {
     "ray_outrider_leases": "leases",
 }
 _HTTP_TIMEOUT_S = 5.0
-_END_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -52,47 +49,11 @@ class Sample:
         return all(states == {"RUNNING": num_replicas} for states in self.replicas.values())
 
 
-@dataclass
-class Watch:
-    """Takes a sample every `period_s` in a thread of its own, from `start` to `stop`."""
+def look_at_replicas(num_streams: Callable[[], int] = int) -> Callable[[float], Sample]:
+    """Return what takes a sample, at the seconds that it is given; for a `Watch`."""
+    port = metrics_port()
 
-    period_s: float
-    num_streams: Callable[[], int]
-    samples: list[Sample] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # looks that failed
-
-    def start(self) -> None:
-        """Begin; the first sample is taken at once."""
-        self._began_s = time.monotonic()
-        self._port = metrics_port()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._stopping.set()
-        self._thread.join(_END_LIMIT_S)  # time of one look; the thread is a daemon
-
-    def wait(self, is_reached: Callable[[Sample], bool], limit_s: float) -> bool:
-        """Wait for a sample of which that is true; False when none comes within `limit_s`."""
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if self.samples and is_reached(self.samples[-1]):
-                return True
-            time.sleep(self.period_s / 4)
-        return False
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self.samples.append(self._look())
-            except Exception as error:  # noqa: BLE001  # a look that fails must end no campaign
-                self.errors.append(f"{type(error).__name__}: {error}")
-            if self._stopping.wait(self.period_s):
-                return
-
-    def _look(self) -> Sample:
+    def look(at_s: float) -> Sample:
         deployments = serve.status().applications[APP].deployments
         replicas = {
             name: {
@@ -101,13 +62,15 @@ class Watch:
             }
             for name, d in deployments.items()
         }
-        text = httpx.get(f"http://127.0.0.1:{self._port}/metrics", timeout=_HTTP_TIMEOUT_S).text
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=_HTTP_TIMEOUT_S).text
         return Sample(
-            at_s=round(time.monotonic() - self._began_s, 1),
-            num_streams=self.num_streams(),
+            at_s=round(at_s, 1),
+            num_streams=num_streams(),
             replicas=replicas,
             load=replica_loads(text),
         )
+
+    return look
 
 
 def metrics_port() -> int:

@@ -1,4 +1,4 @@
-"""Requests of an unkind client; pure: every body is a function of its number.
+"""Requests of unkind clients, and the clients. Every body is a function of its number.
 
 Bodies cost much to read, answers cost much to write, schemas cost much to compile. Each attack says
 if it may be served. Others must be refused by a sentence that names the field, the limit and the
@@ -7,17 +7,29 @@ value (`refusal_complaint`).
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import re
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
+
+from loadtest.client.http import open_client
+from loadtest.client.thread import LoadThread
 
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
 _LONG_PROMPT_TOKENS = 32_768
 _NUM_HOSTILE_SCHEMAS = 100
 _REFUSED = (400, 413, 429)
+TIMEOUT_S = 120.0
+JSON = {"content-type": "application/json"}
+_MAX_COMPLAINTS = 20
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
@@ -36,6 +48,74 @@ class Attack:
     path: str
     body: bytes
     may_be_served: bool = False
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Attacks that are sent one after the other, by some clients together."""
+
+    at_once: int
+    attacks: Sequence[Attack]
+
+
+class Attackers:
+    """Clients that send attacks, all waves at a time, between `start` and `stop`.
+
+    Args:
+        base_url: of the service.
+        waves: what they send.
+        relentless: begin again when all are answered; else each is sent once.
+    """
+
+    def __init__(self, base_url: str, waves: Sequence[Wave], *, relentless: bool = False) -> None:
+        self._base_url = base_url
+        self._waves = waves
+        self._relentless = relentless
+        self._thread = LoadThread("attackers", self._run, end_limit_s=TIMEOUT_S + 30)
+        self.answers: Counter[str] = Counter()  # "name: status" -> how many
+        self.longest_s: dict[str, float] = {}  # the longest answer of each name
+        self.complaints: list[str] = []
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let what was sent be answered; see `LoadThread.stop`."""
+        self._thread.stop()
+
+    async def _run(self) -> None:
+        async with open_client(self._base_url, timeout_s=TIMEOUT_S) as client:
+            clients = []
+            for wave in self._waves:
+                # Shared: its clients send different ones.
+                attacks = itertools.cycle(wave.attacks) if self._relentless else iter(wave.attacks)
+                clients += [self._repeat(client, attacks) for _ in range(wave.at_once)]
+            await asyncio.gather(*clients)
+
+    async def _repeat(self, client: httpx.AsyncClient, attacks: Iterator[Attack]) -> None:
+        for attack in attacks:
+            if self._relentless and self._thread.is_stopping:
+                return
+            await self._send(client, attack)
+
+    async def _send(self, client: httpx.AsyncClient, attack: Attack) -> None:
+        """Send one attack and check what comes back."""
+        began_s = time.monotonic()
+        try:
+            answer = await client.post(attack.path, content=attack.body, headers=JSON)
+            status, content = answer.status_code, answer.text
+        except httpx.HTTPError as error:
+            status, content = 0, f"{type(error).__name__}: {error}"
+        took_s = time.monotonic() - began_s
+        self.answers[f"{attack.name}: {status}"] += 1
+        self.longest_s[attack.name] = max(self.longest_s.get(attack.name, 0.0), took_s)
+        complaint = refusal_complaint(attack, status, content)
+        if complaint and len(self.complaints) < _MAX_COMPLAINTS:
+            self.complaints.append(complaint)
+
+
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 def large_bodies(model: str, num_bytes: int) -> list[Attack]:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import yaml
 
+from loadtest.client.users import Users
 from loadtest.client.workload import Workload
+from loadtest.experiments.crowds import SOAK, Vitals, report_vitals
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
-from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, gauges, limits
-from loadtest.service.memory import MIB, Memory, MemoryWatch, Series
-from loadtest.soak.__main__ import capacity
-from loadtest.soak.checks import MemoryCheck, check_bounds, check_memory, saturation
-from loadtest.soak.load import SoakLoad
-from loadtest.soak.plot import draw
-from loadtest.soak.record import Report, by_minute, table
+from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, capacity, gauges, limits
+from loadtest.service.memory import MIB, Memory, MemoryWatch, Series, by_minute, growth
+from loadtest.service.watch import Watch
+from loadtest.trial.scene import Scene, Terms
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import served
 
@@ -41,9 +41,8 @@ def series(
     return made
 
 
-def checked(one: Series) -> MemoryCheck:
-    every = series(lambda at_s: 500.0, pid=0)
-    return check_memory([one, every], from_s=WARM_UP_S, limit=LIMIT)[0]
+def checked(one: Series) -> dict[str, float]:
+    return growth(one, WARM_UP_S, series(lambda at_s: 500.0, pid=0))
 
 
 def warming_up(at_s: float) -> float:
@@ -68,7 +67,7 @@ def noisy(at_s: float) -> float:
     ids=["constant", "warm-up", "noise", "spikes", "sawtooth", "falls", "within"],
 )
 def test_flat_memory_passes(mib: Callable[[float], float]) -> None:
-    assert checked(series(mib)).complaint == ""
+    assert checked(series(mib))["growth"] <= LIMIT
 
 
 @pytest.mark.parametrize(
@@ -83,29 +82,33 @@ def test_flat_memory_passes(mib: Callable[[float], float]) -> None:
     ids=["leak", "leak in noise", "step", "logarithm", "small"],
 )
 def test_growing_memory_fails(mib: Callable[[float], float]) -> None:
-    assert "the limit is 3%" in checked(series(mib)).complaint
+    assert checked(series(mib))["growth"] > LIMIT
 
 
 def test_growth_is_reported_in_figures() -> None:
-    found = checked(series(lambda at_s: 100 + 36 * at_s / 3600)).growth
-    assert found is not None
-    assert found.slope_mib_per_hour == pytest.approx(36, rel=1e-3)
+    found = checked(series(lambda at_s: 100 + 36 * at_s / 3600))
+    assert found["slope_mib_per_hour"] == pytest.approx(36, rel=1e-3)
     quarter_s = (LENGTH_S - WARM_UP_S) / 4
     # from the middle of the first quarter to the middle of the last
-    assert found.late_mib - found.early_mib == pytest.approx(36 * 3 * quarter_s / 3600, rel=0.02)
+    grown = found["late_mib"] - found["early_mib"]
+    assert grown == pytest.approx(36 * 3 * quarter_s / 3600, rel=0.02)
 
 
 def test_processes_that_come_and_go_are_complaints() -> None:
-    assert "ended 500 s" in checked(series(noisy, [t for t in TIMES if t <= 500])).complaint
-    assert "came 700 s" in checked(series(noisy, [t for t in TIMES if t >= 700])).complaint
+    with pytest.raises(ValueError, match="ended 500 s"):
+        checked(series(noisy, [t for t in TIMES if t <= 500]))
+    with pytest.raises(ValueError, match="came 700 s"):
+        checked(series(noisy, [t for t in TIMES if t >= 700]))
     # One that is there from the end of the warm-up on is like any other.
-    assert checked(series(noisy, [t for t in TIMES if t >= 100])).complaint == ""
+    assert checked(series(noisy, [t for t in TIMES if t >= 100]))["growth"] <= LIMIT
 
 
 def test_too_few_samples_are_a_complaint() -> None:
-    short = [series(noisy, TIMES[:80]), series(noisy, TIMES[:80], pid=0)]
-    assert "samples in a quarter" in check_memory(short, from_s=WARM_UP_S, limit=LIMIT)[0].complaint
-    assert "no sample" in check_memory(short, from_s=LENGTH_S, limit=LIMIT)[0].complaint
+    short = series(noisy, TIMES[:80], pid=0)
+    with pytest.raises(ValueError, match="samples in a quarter"):
+        growth(short, WARM_UP_S, short)
+    with pytest.raises(ValueError, match="no sample"):
+        growth(short, LENGTH_S, short)
 
 
 def test_a_sum_is_checked_by_what_is_not_counted_twice() -> None:
@@ -113,26 +116,10 @@ def test_a_sum_is_checked_by_what_is_not_counted_twice() -> None:
     for at_s in TIMES:
         grown = round((100 + 10 * at_s / LENGTH_S) * MIB)
         every.add(at_s, Memory(private=100 * MIB, proportional=grown, resident=grown))
-    assert "grew" in check_memory([every], from_s=WARM_UP_S, limit=LIMIT)[0].complaint
-
-
-def test_gauges_must_stay_within_limits_and_be_seen() -> None:
-    allowed = {"waiting": 64.0, "running": 32.0}
-    assert check_bounds({"waiting": [0, 64], "running": [32]}, allowed) == []
-    assert check_bounds({"waiting": [3, 65, 2], "running": [32]}, allowed) == [
-        "waiting reached 65, the limit is 64"
-    ]
-    assert check_bounds({"waiting": [3]}, allowed) == ["running was never to be had"]
-
-
-def test_saturation_is_the_share_of_full_samples() -> None:
-    assert saturation([32, 30, 29, 28], 32) == 0.75
-    assert saturation([], 32) == 0.0
+    assert growth(every, WARM_UP_S, every)["growth"] > LIMIT
 
 
 def test_limits_are_those_of_the_config() -> None:
-    import yaml
-
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
     found = limits(config)
     assert (found[RUNNING], found[WAITING]) == (32, 64)
@@ -172,53 +159,72 @@ def test_memory_of_real_processes_is_read() -> None:
         pages = mmap.mmap(-1, 4 * MIB)  # new ones, whatever this process has freed before
         pages.write(os.urandom(4 * MIB))
         hoard.append(pages)
-    [router, ours, rays] = check_memory(watch.series, from_s=0.0, limit=LIMIT)
-    assert router.series.pid == me.pid
-    assert router.growth is not None
+    [router, ours, rays] = watch.series
+    assert router.pid == me.pid
+    found = growth(router, 0.0, ours)
     # Medians of the first three and the last three samples: nine hoards of 4 MiB between them.
-    assert router.growth.late_mib - router.growth.early_mib == pytest.approx(36, abs=6)
+    assert found["late_mib"] - found["early_mib"] == pytest.approx(36, abs=6)
     assert len(hoard) == 12
-    assert ours.growth is not None
-    assert not rays.series.is_ours
+    assert growth(ours, 0.0, ours)["growth"] > 0
+    assert not rays.is_ours
 
 
 def test_users_ask_until_they_are_stopped_and_failures_are_kept() -> None:
     workload = Workload("tiny", 1, max_tokens=20, record_max_tokens=90, shared_words=20)
     with served(ScriptedGenerator()) as url:
-        load = SoakLoad(url, workload, num_users=4, seed=1, expects_same_text=True)
+        load = Users(url, workload, num_users=4, seed=1, expects_same_text=True)
         load.start()
-        while load.tally.ended.total() < 60:
+        while load.num_answers < 60:
             time.sleep(0.01)
         load.stop()
-    tally = load.tally
+    ended = Counter(reply.name for reply in load.replies)
+    failures = load.take_failures()
     # The script answers "The bear." to everything: right for a chat, wrong for a record.
-    assert tally.failed["chat"] == tally.failed["bad request"] == tally.failed["shared prompt"] == 0
-    assert tally.failed["record"] == tally.ended["record"] > 0
-    assert "not JSON" in tally.complaints[0]
-    assert tally.num_tokens >= 3 * tally.ended["chat"] > 0
+    assert Counter(failure.case for failure in failures) == {"record": ended["record"]}
+    assert ended["record"] > 0
+    assert "not JSON" in failures[0].reason
+    assert sum(reply.num_tokens for reply in load.replies) >= 3 * ended["chat"] > 0
+    assert load.take_failures() == []
 
 
-def test_a_report_says_everything_and_draws_it(tmp_path: Path) -> None:
-    every = series(lambda at_s: 500.0, pid=0)
-    leaking = series(lambda at_s: 100 + 10 * at_s / LENGTH_S)
-    gone = series(noisy, TIMES[:90], pid=8)
-    report = Report(length_s=LENGTH_S, warm_up_s=WARM_UP_S, limit=LIMIT)
-    report.violations.append("memory of router 7: grew")
-    report.memory = check_memory([leaking, gone, every], from_s=WARM_UP_S, limit=LIMIT)
-    report.gauge_at_s = TIMES
-    report.gauges = {RUNNING: [32.0] * len(TIMES), "Target.num_used_blocks": [9.0] * len(TIMES)}
-    content = json.loads(json.dumps(report.content()))
-    assert not content["all_held"]
-    assert [process["pid"] for process in content["processes"]] == [7, 8, 0]
-    private = content["processes"][0]["private_mib"]
-    assert private["minute"] == list(range(20))
-    assert (private["least"], private["greatest"]) == (100, pytest.approx(110, abs=0.1))
-    assert content["processes"][1]["to_s"] == TIMES[89]
-    assert content["gauges"][RUNNING]["last"] == 32
-    assert "grew by" in table(report.memory)
-    assert "ended" in table(report.memory)
-    draw(content, tmp_path / "soak.png")
-    assert (tmp_path / "soak.png").stat().st_size > 10_000
+class Watched:
+    """Replicas with one session more at each look."""
+
+    def __init__(self) -> None:
+        self.num_sessions = 0
+
+    def parts(self) -> dict[str, list[psutil.Process]]:
+        return {"router": [psutil.Process()]}
+
+    def stats(self) -> dict[str, list[dict[str, float]]]:
+        self.num_sessions += 1
+        return {"Target": [{"num_sessions": self.num_sessions}]}
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process()]
+
+
+def test_a_report_says_everything_that_is_too_much() -> None:
+    scene = Scene(terms=Terms(**{**SOAK.terms, "minutes": 2.0, "warm_up": 0.0, "users": 4}))
+    scene.config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    scene.base_url = "http://127.0.0.1:9"  # nobody listens there
+    watched: Any = Watched()
+    scene.watched = watched
+    vitals = Vitals(scene, watched)
+    scene.watch = Watch(1.0, vitals)
+    for number in range(160):  # every fourth look asks the replicas
+        vitals(float(number))
+    report_vitals(scene)
+    claims = {claim.text: claim for claim in SOAK.claims_of(scene.result.rows, scene.terms)}
+    sessions = claims["gauges, Target.num_sessions: share_of_limit"]
+    assert sessions.value == pytest.approx(40 / 36, abs=1e-3)
+    assert not sessions.is_met
+    assert claims[f"memory, router {psutil.Process().pid}: growth"].goal == 0.03
+    assert "memory, ours together: growth" in claims
+    assert claims["load, users: saturation"].value == 0.0
+    assert f"{RUNNING} was never to be had" in scene.result.problems
+    over_time = scene.result.extra["gauges"]["Target.num_sessions"]
+    assert (over_time["minute"], over_time["last"]) == ([0, 1, 2], 40)
 
 
 def test_minutes_keep_median_and_extremes() -> None:
@@ -226,19 +232,9 @@ def test_minutes_keep_median_and_extremes() -> None:
         "minute": [0, 2],
         "p50": [2, 4.0],
         "max": [9, 4.0],
-        "least": 1,
-        "greatest": 9,
         "last": 4.0,
     }
-    assert by_minute([], [], 1)["least"] is None
-
-
-def test_the_kept_result_has_its_figure_in_it(tmp_path: Path) -> None:
-    content = json.loads((ROOT / "loadtest" / "results" / "soak.json").read_text())
-    assert all(check["growth"]["share"] <= content["limit"] for check in content["processes"]
-               if check["is_judged"])  # fmt: skip
-    draw(content, tmp_path / "soak.png")
-    assert (tmp_path / "soak.png").stat().st_size > 50_000
+    assert by_minute([], [], 1)["last"] is None
 
 
 def test_only_a_service_of_ray_can_be_attached_to() -> None:

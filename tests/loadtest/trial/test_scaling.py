@@ -10,9 +10,11 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.schema import AppConfig
+from loadtest.experiments.trials import SCALING, groups, report_replicas, scaling_config
 from loadtest.report.machine import ROOT
-from loadtest.scaling.__main__ import Report, groups, scaling_config
-from loadtest.scaling.replicas import Sample, changes, drained_sessions, replica_loads
+from loadtest.service.replicas import Sample, changes, drained_sessions, replica_loads
+from loadtest.service.watch import Watch
+from loadtest.trial.scene import Scene, Terms
 
 EXPORT = """\
 # HELP ray_outrider_leases Sessions that hold a place on the replica
@@ -67,25 +69,30 @@ def test_who_stops_has_at_least_the_fewer_sessions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "failures", "is_back", "is_clean"),
+    ("numbers", "problems", "is_clean"),
     [
-        ([1, 2, 1], [], True, True),
-        ([1, 2, 2], [], False, False),
-        ([1, 1, 1], [], True, False),
-        ([1, 2, 1], ["another text"], True, False),
+        ([1, 2, 1], [], True),
+        ([1, 2, 2], ["the numbers of replicas did not come back"], False),
+        ([1, 1, 1], [], False),
+        ([1, 2, 1], ["another text"], False),
     ],
 )
 def test_a_clean_run_goes_up_comes_back_and_fails_nothing(
-    numbers: list[int], failures: list[str], is_back: bool, is_clean: bool
+    numbers: list[int], problems: list[str], is_clean: bool
 ) -> None:
-    samples = [sample(float(at_s), {"RUNNING": number}) for at_s, number in enumerate(numbers)]
-    report = Report(samples=samples, violations=failures, is_back=is_back)
-    assert report.is_clean is is_clean
+    scene = Scene(terms=Terms(**SCALING.terms))
+    scene.watch = Watch(1.0, float)
+    scene.watch.samples = [
+        sample(float(at_s), {"RUNNING": number}) for at_s, number in enumerate(numbers)
+    ]
+    scene.result.problems += problems
+    report_replicas(scene)
+    assert SCALING.is_clean(scene) is is_clean
 
 
 def test_the_scaled_config_is_one_that_serve_takes() -> None:
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-    scaling_config(config)
+    scaling_config(config, Terms())
     [application] = ServeDeploySchema.model_validate(config).applications
     assert AppConfig.model_validate(application.args).target.kv_cache_tokens == 4096
     for deployment in application.deployments:
