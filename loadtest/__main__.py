@@ -30,7 +30,7 @@ from loadtest.frame.stages import Models, Opener
 from loadtest.frame.workloads import by_task
 from loadtest.trial.command import choose
 
-_OF_TRIALS = {"config": None, "url": "", "set": ()}  # options that no experiment has, and unused
+_OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experiment has, and unused
 _OF_BOTH = {*("name", "list", "quick", "output", "threads"), *_OF_TRIALS}
 
 
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(words)
     if arguments.list:
-        _print_list()
+        _print_list(arguments.name)
         return 0
     if arguments.name is None:
         parser.error("an experiment is needed, or a trial; --list names them")
@@ -166,7 +166,7 @@ def _chosen(arguments: argparse.Namespace) -> Chosen:
             is_quick=arguments.quick,
             given=arguments.set,
             config=arguments.config,
-            url=arguments.url,
+            urls=arguments.url or (),
         )
     if wrong := [name for name, unused in _OF_TRIALS.items() if options[name] != unused]:
         raise ValueError(f"--{wrong[0]}: an experiment has no such option")
@@ -227,7 +227,12 @@ def _among(kind: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> 
     return {name: known[name] for name in known if name in names}
 
 
-def _print_list() -> None:
+def _print_list(name: str | None) -> None:
+    """Print all names with their questions, or the terms of one trial."""
+    if name in TRIALS:
+        for term, value in TRIALS[name].terms.items():
+            print(f"{term}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+        return
     questions = {name: one.question for name, one in EXPERIMENTS.items()}
     questions |= {name: one.question for name, one in TRIALS.items()}
     width = max(map(len, questions))
@@ -249,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="see --list",
     )
-    add("--list", action="store_true", help="name experiments and trials, and their questions")
+    add("--list", action="store_true", help="name all, with their questions; or a trial's terms")
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
     add("--target", help="folder of your own target, in place of --pair")
@@ -267,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")
-    add("--url", default="", help="of a service that runs, for a trial that can ask one")
+    add("--url", action="append", help="of a service that runs, for a trial that can ask one")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")
     return parser
 

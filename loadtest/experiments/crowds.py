@@ -35,7 +35,7 @@ from loadtest.service.watch import Watch
 from loadtest.trial.checks import Limit, no_errors_logged, nothing_held
 from loadtest.trial.events import Arrive, Flood, Hold
 from loadtest.trial.scene import Scene, Terms
-from loadtest.trial.trial import PODS, Place, Trial
+from loadtest.trial.trial import Place, Trial, pods
 
 # --- soak -----------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ SOAK = Trial(
     },
     # A sample takes seconds on a busy machine, and each quarter needs three of them.
     quick={"minutes": 1.5, "warm_up": 0.0, "limit": 100.0, "max_tokens": 40},
-    place=Place(takes_url=True),
+    place=Place(num_urls=1),
     loads=_users,
     events=lambda scene: [Hold(way="full load", seconds=60.0 * scene.terms.minutes)],
     watch=_watch_vitals,
@@ -278,8 +278,20 @@ OVERLOAD = Trial(
         "late_limit_s": 0.25,  # p99 of how late the load is sent; beyond, it is not what it says
         **LOAD_TERMS,
     },
-    quick={"step": 20.0, "factors": (20.0,), "settle_s": 1.0, "measured_s": 4.0, "max_tokens": 20},
-    place=PODS,
+    # Seconds are too short to hold a service to its goodput; nothing else may go wrong.
+    quick={
+        "first_rate": 4.0,
+        "step": 20.0,
+        "factors": (20.0,),
+        "settle_s": 1.0,
+        "measured_s": 4.0,
+        "first_text_limit_s": 3.0,
+        "refusal_limit_s": 60.0,
+        "goodput_loss": 1.0,
+        "late_limit_s": 60.0,
+        "max_tokens": 20,
+    },
+    place=pods(),
     events=_rates,
     watch=lambda scene: Watch(1.0, lambda at_s: queues(scene.base_url)),
     claims=(
@@ -336,7 +348,7 @@ HOSTILE = Trial(
         "gap_limit": 1.5,  # the longest gap of any stream under all attacks / that of quiet times
     },
     quick={"rounds": 1, "seconds": 1.0, "gap_limit": 100.0},
-    place=PODS,
+    place=pods(),
     loads=streams,
     events=_floods,
     after=(_ordinary_is_served,),

@@ -9,6 +9,7 @@ from loadtest.experiments.drafting import HEADS, KINDS, SPEED
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.rolling import ROLLING
+from loadtest.experiments.same import SAME
 from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.frame.experiment import Experiment
 from loadtest.trial.trial import Trial
@@ -30,4 +31,5 @@ TRIALS: dict[str, Trial] = {
     "overload": OVERLOAD,
     "hostile": HOSTILE,
     "loop-gaps": LOOP_GAPS,
+    "same": SAME,
 }

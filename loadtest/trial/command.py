@@ -21,13 +21,13 @@ class ChosenTrial:
         trial: what is run.
         settings: its terms by name, for the record.
         config: a Serve config file in place of the trial's.
-        url: of a service that runs; "": one of our own is started.
+        urls: of services that run; none: one of our own is started.
     """
 
     trial: Trial
     settings: Mapping[str, Any]
     config: Path | None = None
-    url: str = ""
+    urls: Sequence[str] = ()
 
     @property
     def base(self) -> str:
@@ -36,7 +36,7 @@ class ChosenTrial:
 
     def run(self, keep: Callable[[Result], None]) -> Result:
         """Run the trial; `keep` gets what was found at any end, Ctrl-C included."""
-        scene = Scene(terms=Terms(**self.settings), url=self.url)
+        scene = Scene(terms=Terms(**self.settings), urls=self.urls)
         try:
             return self.trial.run(scene, self.config)
         except BaseException:
@@ -60,7 +60,7 @@ def choose(
     is_quick: bool,
     given: Sequence[str],
     config: Path | None = None,
-    url: str = "",
+    urls: Sequence[str] = (),
 ) -> ChosenTrial:
     """Return a trial with options.
 
@@ -68,13 +68,14 @@ def choose(
         trial: to run.
         is_quick: take the smallest form.
         given: NAME=VALUE for each term that is not as usual; values of a list have commas.
-        config, url: see `ChosenTrial`.
+        config, urls: see `ChosenTrial`.
 
     Raises:
         ValueError: there is no such term, or it has no such value; or it asks no other service.
     """
-    if url and not (trial.place and trial.place.takes_url):
-        raise ValueError("--url: this trial starts a service of its own")
+    most = trial.place.num_urls if trial.place else 0
+    if len(urls) > most:
+        raise ValueError(f"--url: given {len(urls)} times, this trial asks at most {most}")
     terms = {**trial.terms, **(trial.quick if is_quick else {})}
     for words in given:
         name, _, text = words.partition("=")
@@ -86,7 +87,7 @@ def choose(
             raise ValueError(
                 f"--set: {name} must be like {trial.terms[name]!r}, got {text!r}"
             ) from None
-    return ChosenTrial(trial=trial, settings=terms, config=config, url=url)
+    return ChosenTrial(trial=trial, settings=terms, config=config, urls=urls)
 
 
 def _read(text: str, usual: Any) -> Any:

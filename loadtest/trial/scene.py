@@ -105,7 +105,7 @@ class Scene:
     terms: Terms
     config: Config = field(default_factory=dict)
     result: Result = field(default_factory=Result)
-    url: str = ""
+    urls: Sequence[str] = ()
     rng: random.Random = field(default_factory=random.Random)
     base_url: str = ""
     service: Watchable | None = None

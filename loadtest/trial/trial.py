@@ -48,14 +48,14 @@ class Place:
         environment: further variables of the service's processes.
         roles: nodes of a private cluster to which the config is deployed; none: `serve run`.
         is_watched: its processes and books are looked into through its Ray.
-        takes_url: one that somebody else runs will do.
+        num_urls: so many that somebody else runs will do.
     """
 
     change: Callable[[Config, Terms], None] = lambda config, terms: None
     environment: Mapping[str, str] = field(default_factory=dict)
     roles: tuple[Role, ...] = ()
     is_watched: bool = True
-    takes_url: bool = False
+    num_urls: int = 0
 
     @contextlib.contextmanager
     def opened(self, scene: Scene, path: Path, is_clean: Callable[[], bool]) -> Iterator[None]:
@@ -68,7 +68,7 @@ class Place:
         """
         scene.config = yaml.safe_load(path.read_text(encoding="utf-8"))
         self.change(scene.config, scene.terms)
-        if scene.url:
+        if scene.urls:
             with self._attached(scene):
                 yield
             return
@@ -95,9 +95,9 @@ class Place:
 
     @contextlib.contextmanager
     def _attached(self, scene: Scene) -> Iterator[None]:
-        scene.base_url = scene.url.rstrip("/")
+        scene.base_url = scene.urls[0].rstrip("/")
         if self.is_watched:
-            scene.service = attach(scene.url)
+            scene.service = attach(scene.urls[0])
         with self._watched(scene):
             yield
 
@@ -122,7 +122,9 @@ class Place:
             yield
 
 
-PODS = Place(environment=POD_ENVIRONMENT, is_watched=False, takes_url=True)
+def pods(num_urls: int = 1) -> Place:
+    """Return a place with the pods' environment, which is looked at from outside only."""
+    return Place(environment=POD_ENVIRONMENT, is_watched=False, num_urls=num_urls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +218,9 @@ class Trial:
                 result.extra["num_answers"] = scene.num_answers
                 if self.watch is not None:
                     scene.watch.stop()
-                    result.problems += [f"a look {error}" for error in scene.watch.errors]
+                    result.problems += [
+                        f"a look {error}" for error in scene.watch.errors[:KEPT_PROBLEMS]
+                    ]
             for check in self.after:
                 result.problems += check(scene)
         finally:

@@ -131,6 +131,11 @@ def test_terms_that_are_not_there_or_wrong_are_refused(given: list[str], message
         choose(bangs(), is_quick=False, given=given)
 
 
+def test_terms_are_listed_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["faults", "--list"]) == 0
+    assert "signals=KILL,STOP\n" in capsys.readouterr().out
+
+
 def test_terms_are_read_as_their_usual_values_are() -> None:
     given = ["loud=4", "names=a,b,c", "is_seen=true"]
     settings = choose(bangs(), is_quick=True, given=given).settings
@@ -140,7 +145,7 @@ def test_terms_are_read_as_their_usual_values_are() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("faults --url http://x", "--url: this trial starts a service of its own"),
+        ("faults --url http://x", "--url: given 1 times, this trial asks at most 0"),
         ("faults --repeats 3", "--repeats: a trial has no such option"),
         ("forced --set loud=3", "--set: an experiment has no such option"),
     ],

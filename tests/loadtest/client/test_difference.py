@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.same.difference import Token, first_difference, place_of, tokens_of
+from loadtest.client.difference import Token, first_difference, place_of, tokens_of
 
 
 def tokens(*texts: str) -> list[Token]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.same.__main__ import main
+from loadtest.__main__ import main
 from tests.harness.served_demo import demo_over_http
 
 
@@ -25,39 +25,55 @@ async def two_demos() -> AsyncIterator[list[str]]:
         yield ["--url", drafted.root_url, "--url", f"{plain.root_url}/v1"]
 
 
-async def ask(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
+async def ask(folder: Path, urls: list[str], **terms: object) -> tuple[int, dict[str, Any]]:
     output = folder / "same.json"
-    fixed = ["--tokens", "24", "--per-task", "1", "--output", str(output)]
-    status = await asyncio.to_thread(main, [*words, *fixed])
+    terms = {"tokens": 24, "per_task": 1, **terms}
+    given = [f"{name}={value}" for name, value in terms.items()]
+    words = ["same", *urls, "--output", str(output), "--set", *given]
+    status = await asyncio.to_thread(main, words)
     return status, json.loads(output.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_drafts_leave_every_text_as_it_is(tmp_path: Path) -> None:
-    ways = ["--route", "chat", "completions", "--delivery", "stream", "whole", "--runs", "1"]
-    ways += ["--a-body", '{"speculation": {"k": 4}}']  # adaptive k may find that drafts do not pay
-    ways += ["--b-body", '{"speculation": {"enabled": false}}']  # nor is forced text drafted
     async with two_demos() as urls:
-        status, result = await ask(tmp_path, *urls, *ways, "--task", "json", "story", "chat")
-    assert status == 0, result["samples"]
+        status, result = await ask(
+            tmp_path,
+            urls,
+            tasks="json,story,chat",
+            routes="chat,completions",
+            deliveries="stream,whole",
+            runs=1,
+            a_body='{"speculation": {"k": 4}}',  # adaptive k may find that drafts do not pay
+            b_body='{"speculation": {"enabled": false}}',  # nor is forced text drafted
+        )
+    assert status == 0, result["differences"]
     # Three prompts as chats, two of them as plain texts; three temperatures.
     assert result["fates"] == {"same": 15}
-    assert result["sides"]["A"]["num_draft_tokens"] > 100
-    assert result["sides"]["B"]["num_draft_tokens"] == 0
-    assert result["sides"]["A"]["num_tokens"] == result["sides"]["B"]["num_tokens"] > 15 * 4 * 10
+    rows = [row for row in result["samples"] if row["workload"] == "answers"]
+    drafted, tokens = (
+        {
+            side: sum(sum(row["runs"][name]) for row in rows if row["way"].startswith(side))
+            for side in "AB"
+        }
+        for name in ("drafted", "tokens")
+    )
+    assert drafted["A"] > 100
+    assert drafted["B"] == 0
+    assert tokens["A"] == tokens["B"] > 15 * 4 * 10
     assert result["unanswered"] == []
 
 
 @pytest.mark.timeout(300)
 async def test_other_seeds_are_found_at_their_tokens_and_nothing_else_is(tmp_path: Path) -> None:
-    words = ["--b-body", '{"seed": 5}', "--concurrency", "2", "--temperature", "0", "1"]
+    terms = {"b_body": '{"seed": 5}', "crowds": 2, "temperatures": "0,1"}
     async with two_demos() as urls:
-        status, result = await ask(tmp_path, *urls, *words, "--task", "story", "question")
+        status, result = await ask(tmp_path, urls, tasks="story,question", **terms)
     assert status == 1
     assert result["fates"] == {"same": 2, "differs": 2}  # greedy texts have no seed
-    assert len(result["samples"]) == 2
-    for sample in result["samples"]:
+    assert len(result["differences"]) == 2
+    for sample in result["differences"]:
         assert "temperature 1" in sample["question"]
         place = sample["place"]
         assert place["source"] == "logprobs"

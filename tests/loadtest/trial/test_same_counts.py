@@ -1,24 +1,12 @@
-"""Shares, intervals and what texts of a question say."""
+"""What texts of a question say, and the excess of differences over the floor."""
 
 from __future__ import annotations
 
 import pytest
 from scipy import stats
 
-from loadtest.same.counts import Share, excess_chance, fate_of
-from loadtest.same.plan import SideName, Way
-from loadtest.same.sides import Reading
-
-
-@pytest.mark.parametrize(("num_differing", "num_compared"), [(0, 10), (1, 3), (5, 10), (48, 48)])
-def test_intervals_are_wilsons(num_differing: int, num_compared: int) -> None:
-    share = Share(num_differing=num_differing, num_compared=num_compared)
-    known = stats.binomtest(num_differing, num_compared).proportion_ci(method="wilson")
-    assert share.interval == pytest.approx((known.low, known.high), abs=1e-6)
-
-
-def test_no_questions_say_nothing() -> None:
-    assert Share(num_differing=0, num_compared=0).interval == (0.0, 1.0)
+from loadtest.client.answers import Answer
+from loadtest.experiments.same import Asked, excess_chance, fate_of
 
 
 @pytest.mark.parametrize(("between_only", "floor_only"), [(0, 0), (3, 0), (9, 1), (5, 5), (1, 9)])
@@ -30,12 +18,12 @@ def test_the_excess_over_the_floor_is_an_exact_sign_test(
     assert excess_chance(between_only, floor_only) == pytest.approx(known)
 
 
-def reading(text: str, *, problem: str = "", end: str = "stop") -> Reading:
-    return Reading(text=text, finish_reason=end, num_tokens=1, num_tries=1, problem=problem)
+def reading(text: str, *, problem: str = "", end: str = "stop") -> Answer:
+    return Answer(text=text, finish_reason=end, is_done=True, error=problem)
 
 
-def asked(side: SideName, run: int, read: Reading) -> tuple[Way, Reading]:
-    return Way(side=side, delivery="stream", concurrency=1, run=run), read
+def asked(side: str, run: int, read: Answer) -> tuple[Asked, Answer]:
+    return Asked(side=side, delivery="stream", crowd=1, run=run), read
 
 
 @pytest.mark.parametrize(
@@ -51,7 +39,7 @@ def asked(side: SideName, run: int, read: Reading) -> tuple[Way, Reading]:
     ],
 )
 def test_the_fate_of_a_question(of_a: list[str], of_b: list[str], fate: str) -> None:
-    sides: list[tuple[SideName, list[str]]] = [("A", of_a), ("B", of_b)]
+    sides = [("A", of_a), ("B", of_b)]
     ways = [
         asked(side, run, reading(text, problem="" if text else "lost"))
         for side, texts in sides

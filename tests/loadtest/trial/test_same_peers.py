@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.same.__main__ import main
+from loadtest.__main__ import main
 from tests.fakes.openai_peer import OTHER_WORD, Peer, served_peer
 
 PROMPTS = [
@@ -35,23 +36,27 @@ class Asked:
         self.result: dict[str, Any] = {}
         self.printed = self.complaint = ""
 
-    def __call__(self, *words: str) -> int:
+    def __call__(self, *words: str, **terms: object) -> int:
         prompts, output = self._folder / "prompts.jsonl", self._folder / "same.json"
         prompts.write_text("\n".join(map(json.dumps, PROMPTS)), encoding="utf-8")
-        fixed = ["--prompts", str(prompts), "--tokens", str(NUM_TOKENS), "--output", str(output)]
-        status = main([*words, *fixed])
+        fixed = ["same", *words, "--output", str(output), "--set", f"prompts={prompts}"]
+        terms = {"tokens": NUM_TOKENS, **terms}
+        try:
+            status = main([*fixed, *(f"{name}={value}" for name, value in terms.items())])
+        except SystemExit as stopped:
+            status = int(stopped.code or 0)
         captured = self._capsys.readouterr()
         self.printed, self.complaint = captured.out, captured.err
         if output.exists():
             self.result = json.loads(output.read_text(encoding="utf-8"))
         return status
 
-    def counts(self, kind: str) -> set[tuple[int, int]]:
-        """Differing and compared questions of each comparison of a kind."""
+    def counts(self, pattern: str, workload: str = "all") -> set[tuple[int, int]]:
+        """Differing and compared questions of each comparison whose name matches."""
         return {
-            (one["num_differing"], one["num_compared"])
-            for one in self.result["comparisons"]
-            if one["kind"] == kind
+            (row["runs"]["differing"][0], row["runs"]["compared"][0])
+            for row in self.result["samples"]
+            if row["workload"] == workload and re.search(pattern, row["way"])
         }
 
 
@@ -67,17 +72,16 @@ def urls(*peers: Peer) -> list[str]:
 def test_equal_servers_are_the_same_by_every_route_and_delivery(
     peers: tuple[Peer, Peer], asked: Asked
 ) -> None:
-    ways = ["--route", "chat", "completions", "--delivery", "stream", "whole"]
-    assert asked(*urls(*peers), *ways) == 0
+    ways = {"routes": "chat,completions", "deliveries": "stream,whole"}
+    assert asked(*urls(*peers), **ways) == 0
     assert asked.result["fates"] == {"same": 18}  # 3 prompts, 3 temperatures, 2 routes
-    assert asked.result["num_answers"] == 18 * 2 * 2 * 2 * 2
-    for kind in ("between", "again", "crowd", "delivery"):
+    for kind in ("A against B", "itself", "time against", "stream against"):
         assert asked.counts(kind) == {(0, 18)}
     assert "SAME: each of 18 questions got one text" in asked.printed
 
 
 def test_both_sides_get_the_same_bodies(peers: tuple[Peer, Peer], asked: Asked) -> None:
-    assert asked(*urls(*peers), "--b-body", '{"top_p": 0.9, "seed": null}', "--runs", "1") == 1
+    assert asked(*urls(*peers), b_body='{"top_p": 0.9, "seed": null}', runs=1) == 1
     a, b = ([json.dumps(one, sort_keys=True) for one in peer.requests] for peer in peers)
     stripped = [
         json.dumps({k: v for k, v in json.loads(one).items() if k != "seed"}, sort_keys=True)
@@ -97,18 +101,16 @@ def test_a_changed_word_is_found_in_its_task_at_its_token(
     peers: tuple[Peer, Peer], asked: Asked, route: str, delivery: str
 ) -> None:
     peers[1].wrong_at, peers[1].wrong_word = 7, "as JSON"
-    assert asked(*urls(*peers), "--route", route, "--delivery", delivery) == 1
+    assert asked(*urls(*peers), routes=route, deliveries=delivery) == 1
     assert asked.result["fates"] == {"same": 6, "differs": 3}
-    assert asked.counts("between") == {(3, 9)}
-    assert asked.counts("again") == {(0, 9)}
-    by_task = {
-        (one["task"], one["temperature"]): one["num_differing"]
-        for one in asked.result["comparisons"][0]["by_task"]
-    }
-    assert by_task == {
-        (task, t): int(task == "json") for task in ("story", "json") for t in (0.0, 0.7, 1.0)
-    }
-    for sample in asked.result["samples"]:
+    assert asked.counts("A against B") == {(3, 9)}
+    assert asked.counts("itself") == {(0, 9)}
+    for temperature in (0, 0.7, 1):
+        for task, num in (("story", 2), ("json", 1)):
+            wrong = int(task == "json")
+            where = f"{task}, T = {temperature}"
+            assert asked.counts("A against B", where) == {(wrong, num)}
+    for sample in asked.result["differences"]:
         assert sample["question"].startswith("json 1, ")
         assert sample["at"] == 7 * len(" ant") + 1  # the blank before the word is the same
         assert sample["b"].startswith("owl")
@@ -116,7 +118,7 @@ def test_a_changed_word_is_found_in_its_task_at_its_token(
         assert sample["place"]["tokens"][1] == OTHER_WORD
         assert sample["place"]["margin"] == 0.5
     assert "DIFFERENT: 3 of 9 questions" in asked.printed
-    assert "part at character 29, token 7 (by logprobs)" in asked.printed
+    assert '"at": 29' in asked.printed
 
 
 @pytest.mark.parametrize(("has_tokenize", "index"), [(True, 7), (False, None)])
@@ -126,8 +128,8 @@ def test_without_logprobs_the_tokenizer_tells_the_token(
     for peer in peers:
         peer.has_logprobs, peer.has_tokenize = False, has_tokenize
     peers[1].wrong_at, peers[1].wrong_word = 7, "as JSON"
-    assert asked(*urls(*peers), "--temperature", "0") == 1
-    [sample] = asked.result["samples"]
+    assert asked(*urls(*peers), temperatures=0) == 1
+    [sample] = asked.result["differences"]
     assert (sample["place"] or {}).get("index") == index
 
 
@@ -135,7 +137,7 @@ def test_a_server_that_drops_seeds_is_told_from_another_server(
     peers: tuple[Peer, Peer], asked: Asked
 ) -> None:
     peers[1].drops_seed = True
-    assert asked(*urls(*peers), "--temperature", "1", "--concurrency", "1") == 1
+    assert asked(*urls(*peers), temperatures=1, crowds=1) == 1
     assert asked.result["fates"] == {"unsteady": 3}
     assert "B IS NOT ITS OWN MATCH: 3 of 3 questions" in asked.printed
     assert "A IS NOT" not in asked.printed
@@ -145,7 +147,8 @@ def test_a_server_that_drops_seeds_is_told_from_another_server(
 
 def test_one_server_is_compared_with_itself(peers: tuple[Peer, Peer], asked: Asked) -> None:
     assert asked(*urls(peers[0])) == 0
-    assert {one["kind"] for one in asked.result["comparisons"]} == {"again", "crowd"}
+    assert asked.counts("A against B") == set()
+    assert asked.counts("itself") == asked.counts("time against") == {(0, 9)}
     peers[0].drops_seed = True
     assert asked(*urls(peers[0])) == 1
     assert "A IS NOT ITS OWN MATCH" in asked.printed
@@ -156,7 +159,7 @@ def test_another_end_of_the_same_text_is_a_difference(
 ) -> None:
     peers[1].finish_reason = "stop"
     assert asked(*urls(*peers)) == 1
-    assert "same text, ended by 'length' and 'stop'" in asked.printed
+    assert '"ends": ["length", "stop"]' in asked.printed
 
 
 def test_broken_streams_and_full_queues_are_asked_again(
@@ -164,9 +167,9 @@ def test_broken_streams_and_full_queues_are_asked_again(
 ) -> None:
     peers[0].num_broken = peers[1].num_refused = 2
     # The first try is the probe's, which retries as well.
-    assert asked(*urls(*peers), "--concurrency", "2", "--runs", "1") == 0
+    assert asked(*urls(*peers), crowds=2, runs=1) == 0
     peers[0].num_broken = 1_000
-    assert asked(*urls(*peers), "--retries", "0") == 2
+    assert asked(*urls(*peers), retries=0) == 2
     assert "the stream was cut after" in asked.complaint
 
 
@@ -181,11 +184,11 @@ def test_answers_that_never_come_leave_the_question_open(
 
     monkeypatch.setattr(Peer, "takes", takes)
     peers[1].num_broken = 1_000
-    assert asked(*urls(*peers), "--retries", "0", "--temperature", "0") == 2
+    assert asked(*urls(*peers), retries=0, temperatures=0) == 1
     assert asked.result["fates"] == {"unanswered": 3}
-    assert asked.counts("between") == {(0, 0)}
+    assert asked.counts("A against B") == {(0, 0)}
     assert "UNKNOWN: 3 of 3 questions lack an answer" in asked.printed
-    assert "no answer: story 1 at temperature 0 of B" in asked.printed
+    assert asked.result["unanswered"][0].startswith("story 1, chat, temperature 0")
 
 
 def test_keys_come_from_the_environment_and_go_to_their_side_alone(
@@ -195,28 +198,33 @@ def test_keys_come_from_the_environment_and_go_to_their_side_alone(
     monkeypatch.setenv("OUTRIDER_API_KEY", "ours, which no other server may see")
     assert asked(*urls(*peers)) == 2
     assert "refuses the API key" in asked.complaint
-    assert asked(*urls(*peers), "--b-key-env", "PEERS_KEY") == 2
+    assert asked(*urls(*peers), b_key_env="PEERS_KEY") == 2
     assert "PEERS_KEY holds no API key" in asked.complaint
     monkeypatch.setenv("PEERS_KEY", "a key")
-    assert asked(*urls(*peers), "--b-key-env", "PEERS_KEY") == 0
+    assert asked(*urls(*peers), b_key_env="PEERS_KEY") == 0
     assert "a key" not in json.dumps(asked.result)
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "terms", "complaint"),
     [
-        (["--a-model", "other"], "serves words, not other"),
-        (["--task", "poem"], "no prompt has the task 'poem'; there are story, json"),
-        (["--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1"], "at most twice"),
+        ([], {"a_model": "other"}, "serves words, not other"),
+        ([], {"tasks": "poem"}, "no prompt is of 'poem', there are story, json"),
+        ([], {"b_body": "[1]"}, "a_body, b_body: must be a JSON object, got [1]"),
+        (["--url", "http://127.0.0.1:1"], {}, "given 3 times"),
     ],
-    ids=["model", "task", "urls"],
+    ids=["model", "task", "body", "urls"],
 )
 def test_what_cannot_be_asked_is_said(
-    peers: tuple[Peer, Peer], asked: Asked, words: list[str], complaint: str
+    peers: tuple[Peer, Peer],
+    asked: Asked,
+    words: list[str],
+    terms: dict[str, str],
+    complaint: str,
 ) -> None:
-    assert asked(*urls(*peers), *words) == 2
+    assert asked(*urls(*peers), *words, **terms) == 2
     assert complaint in asked.complaint
-    assert asked.result == {}
+    assert not asked.result.get("samples")
 
 
 def test_a_server_that_refuses_the_request_or_is_gone_cannot_be_asked(
