@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from loadtest.client.answers import Answer
-from loadtest.experiments.same import Asked, excess_chance, fate_of
+from loadtest.experiments.same_texts import Asked, excess_chance, fate_of
 
 
 @pytest.mark.parametrize(("between_only", "floor_only"), [(0, 0), (3, 0), (9, 1), (5, 5), (1, 9)])
