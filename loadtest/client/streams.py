@@ -77,29 +77,80 @@ class _Stream:
         self.waiting_since_s, self.awaits_first = wait.ended_s, False
 
 
-class FaultLoad:
-    """Runs one stream per case between `start` and `stop`; `api_key` is sent with each."""
+class Load:
+    """Requests that never rest between `start` and `stop`, each checked.
 
-    def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
+    Attributes:
+        base_url: of the service; it may change while nothing runs.
+        num_streams: requests at a time.
+    """
+
+    num_streams = 0
+
+    def __init__(self, base_url: str) -> None:
         self.base_url = base_url
-        self._api_key = api_key
-        self._references: dict[str, Answer] = {}
-        self._streams = [_Stream(case) for case in cases]
-        self._failures: list[Failure] = []
-        self._thread = LoadThread("fault-load", self._run_streams)
-
-    @property
-    def num_streams(self) -> int:
-        """Streams that run at a time."""
-        return len(self._streams)
+        self._thread = LoadThread(type(self).__name__, self._run)
 
     @property
     def num_answers(self) -> int:
         """Requests that came to an end, well or not."""
-        return sum(stream.num_answers for stream in self._streams)
+        raise NotImplementedError
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the load's own thread, once it has ended."""
+        return self._thread.cpu_s
+
+    def prepare(self) -> dict[str, Answer]:
+        """Return what every stream answers undisturbed, which it is compared with from now on."""
+        return {}
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let every request come to its end; see `LoadThread.stop`."""
+        self._thread.stop()
+
+    def wait_steady(self, limit_s: float) -> bool:
+        """Wait until every stream has received something; False when that takes too long."""
+        return True
+
+    def figures(self, from_s: float, to_s: float) -> dict[str, float]:
+        """Return how the streams did in a stretch of time, by `time.monotonic`."""
+        return {}
+
+    def waits(self, from_s: float, to_s: float) -> list[tuple[str, float, float]]:
+        """(case, from, to) of each long wait that touched this stretch, seconds since it began."""
+        return []
 
     def take_failures(self) -> list[Failure]:
         """Return the failures since the last call."""
+        raise NotImplementedError
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+
+class FaultLoad(Load):
+    """Runs one stream per case; `api_key` is sent with each request."""
+
+    def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
+        super().__init__(base_url)
+        self._api_key = api_key
+        self.num_streams = len(cases)
+        self._references: dict[str, Answer] = {}
+        self._streams = [_Stream(case) for case in cases]
+        self._failures: list[Failure] = []
+
+    @property
+    def num_answers(self) -> int:
+        """See `Load`."""
+        return sum(stream.num_answers for stream in self._streams)
+
+    def take_failures(self) -> list[Failure]:
+        """See `Load`."""
         taken, self._failures = self._failures, []
         return taken
 
@@ -118,16 +169,8 @@ class FaultLoad:
             self._references[case.name] = answer
         return self._references
 
-    def start(self) -> None:
-        """Begin all streams."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Let every stream come to its end; see `LoadThread.stop`."""
-        self._thread.stop()
-
     def wait_steady(self, limit_s: float) -> bool:
-        """Wait until every stream has received something; False when that takes too long."""
+        """See `Load`."""
         since_s = time.monotonic()
         while time.monotonic() - since_s < limit_s:
             if all(stream.waiting_since_s > since_s for stream in self._streams):
@@ -150,10 +193,7 @@ class FaultLoad:
         return longest
 
     def waits(self, from_s: float, to_s: float) -> list[tuple[str, float, float]]:
-        """(case, from, to) of each wait that touched this stretch of time, seconds since it began.
-
-        Short ones are left out.
-        """
+        """See `Load`."""
         return [
             (stream.case.name, round(wait.began_s - from_s, 1), round(wait.ended_s - from_s, 1))
             for stream, wait in self._touched(from_s, to_s)
@@ -174,7 +214,7 @@ class FaultLoad:
         async with open_client(self.base_url, api_key=self._api_key) as client:
             return list(await asyncio.gather(*(ask(client, case.body) for case in cases)))
 
-    async def _run_streams(self) -> None:
+    async def _run(self) -> None:
         async with open_client(self.base_url, api_key=self._api_key) as client:
             await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
 

@@ -11,15 +11,14 @@ import random
 
 from loadtest.client.answers import Answer
 from loadtest.client.client import LoadClient, Reply
-from loadtest.client.streams import Failure
-from loadtest.client.thread import LoadThread
+from loadtest.client.streams import Failure, Load
 from loadtest.client.workload import Workload
 
 _START_SPREAD_S = 0.05  # between two users' first requests, so that they do not move in step
 
 
-class Users:
-    """Implements `loadtest.trial.scene.Load`; `replies` has every answer.
+class Users(Load):
+    """Users of a workload; `replies` has every answer, in order of its end.
 
     Args:
         base_url: of the service.
@@ -38,51 +37,21 @@ class Users:
         seed: int,
         expects_same_text: bool,
     ) -> None:
-        self.base_url = base_url
+        super().__init__(base_url)
         self._workload = workload
         self._known: dict[str, Answer] | None = {} if expects_same_text else None
         self.num_streams = num_users
         self._seed = seed
-        self._thread = LoadThread("users", self._run_users)
         self._num_taken = 0
         self.replies: list[Reply] = []
 
     @property
-    def cpu_s(self) -> float:
-        """CPU time of the load's own thread, once it has ended."""
-        return self._thread.cpu_s
-
-    @property
     def num_answers(self) -> int:
-        """Requests that came to an end."""
+        """See `Load`."""
         return len(self.replies)
 
-    def prepare(self) -> dict[str, Answer]:
-        """Return nothing: the first right answer to a request is that of all later ones."""
-        return {}
-
-    def start(self) -> None:
-        """Begin all users."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Let every user finish what it has asked; see `LoadThread.stop`."""
-        self._thread.stop()
-
-    def wait_steady(self, limit_s: float) -> bool:
-        """Return True: users who are turned away stand still, and should."""
-        return True
-
-    def figures(self, from_s: float, to_s: float) -> dict[str, float]:
-        """Return nothing: users come and go, so none of them has a pause."""
-        return {}
-
-    def waits(self, from_s: float, to_s: float) -> list[tuple[str, float, float]]:
-        """Return nothing, as `figures`."""
-        return []
-
     def take_failures(self) -> list[Failure]:
-        """Return the failures since the last call."""
+        """See `Load`."""
         new, self._num_taken = self.replies[self._num_taken :], len(self.replies)
         return [
             Failure(one.name, one.began_s, one.ended_s, one.complaint, one.status)
@@ -90,7 +59,7 @@ class Users:
             if one.complaint
         ]
 
-    async def _run_users(self) -> None:
+    async def _run(self) -> None:
         client = LoadClient(self.base_url, self._known)
         async with client, asyncio.TaskGroup() as users:
             for number in range(self.num_streams):

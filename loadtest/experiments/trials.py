@@ -12,14 +12,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from loadtest.client.cases import Case, constrained_cases, free_cases
-from loadtest.client.streams import FaultLoad
+from loadtest.client.streams import FaultLoad, Load
 from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS, with_replicas
 from loadtest.service.replicas import Sample, changes, drained_sessions, look_at_replicas
 from loadtest.service.served import Config
 from loadtest.service.watch import Watch
 from loadtest.trial.checks import Limit, nothing_held
 from loadtest.trial.events import SIGNALS, Hold, Join, Leave, Strike, Until
-from loadtest.trial.scene import Event, Load, Scene, Terms
+from loadtest.trial.scene import Event, Scene, Terms
 from loadtest.trial.trial import Place, Trial
 
 CALM = Hold(way="calm", seconds=5.0)  # before the first event, for comparison

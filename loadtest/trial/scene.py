@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
-from loadtest.client.answers import Answer
-from loadtest.client.streams import Failure
+from loadtest.client.streams import Failure, Load
 from loadtest.frame.claims import Claim, Row
 from loadtest.frame.experiment import Result
 from loadtest.service.cluster import PrivateCluster
@@ -23,41 +22,6 @@ SETTLE_LIMIT_S = 400.0  # of a config that is deployed to a cluster
 
 Terms = SimpleNamespace  # the numbers and words of a trial, by name
 Claims = Callable[[Sequence[Row], Terms], Iterable[Claim]]
-
-
-class Load(Protocol):
-    """Requests that never rest, each checked; `base_url` may change while none runs."""
-
-    base_url: str
-
-    @property
-    def num_answers(self) -> int:
-        """Requests that came to an end, well or not."""
-
-    @property
-    def num_streams(self) -> int:
-        """Requests at a time."""
-
-    def prepare(self) -> Mapping[str, Answer]:
-        """Return what every stream answers undisturbed, which it is compared with from now on."""
-
-    def start(self) -> None:
-        """Begin."""
-
-    def stop(self) -> None:
-        """Let every request come to its end. Idempotent."""
-
-    def wait_steady(self, limit_s: float) -> bool:
-        """Wait until every stream has received something; False when that takes too long."""
-
-    def figures(self, from_s: float, to_s: float) -> Mapping[str, float]:
-        """Return how the streams did in a stretch of time, by `time.monotonic`."""
-
-    def waits(self, from_s: float, to_s: float) -> Sequence[tuple[str, float, float]]:
-        """(case, from, to) of each long wait of that time, in seconds since it began."""
-
-    def take_failures(self) -> list[Failure]:
-        """Return the failures since the last call."""
 
 
 @dataclass(frozen=True, kw_only=True)

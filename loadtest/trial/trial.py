@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from loadtest.client.streams import Load
 from loadtest.frame.claims import Claim, Row
 from loadtest.frame.experiment import Result
 from loadtest.report.machine import ROOT
@@ -30,7 +31,6 @@ from loadtest.trial.scene import (
     SETTLE_LIMIT_S,
     Claims,
     Event,
-    Load,
     Scene,
     Terms,
     happen,

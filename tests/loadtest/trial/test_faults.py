@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.client.streams import Failure
+from loadtest.client.streams import Failure, Load
 from loadtest.experiments.trials import FAULTS, strikes
 from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS
 from loadtest.trial.events import SIGNALS, Strike
@@ -55,23 +55,14 @@ class StruckService:
         return []
 
 
-class NotingLoad:
+class NotingLoad(Load):
     """Streams of which two are refused and one loses its text while something happens."""
 
-    base_url, num_streams, num_answers = "", 3, 9
+    num_streams, num_answers = 3, 9
 
     def __init__(self) -> None:
         reasons = [("HTTP 503: gone", 503), ("HTTP 429: full", 429), ("another text", 200)]
         self._failures = [[], [Failure("free-0", 0.0, 1.0, *reason) for reason in reasons]]
-
-    def prepare(self) -> dict[str, Any]:
-        return {}
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-    def wait_steady(self, limit_s: float) -> bool:
-        return True
 
     def take_failures(self) -> list[Failure]:
         return self._failures.pop(0)
@@ -79,7 +70,7 @@ class NotingLoad:
     def figures(self, from_s: float, to_s: float) -> dict[str, float]:
         return {"pause_free_s": 1.5}
 
-    def waits(self, from_s: float, to_s: float) -> list[Any]:
+    def waits(self, from_s: float, to_s: float) -> list[tuple[str, float, float]]:
         return [("free-0", 0.0, 3.5)]
 
 
