@@ -115,9 +115,6 @@ class Attackers:
             self.complaints.append(complaint)
 
 
-# --- bodies ---------------------------------------------------------------------------------------
-
-
 def large_bodies(model: str, num_bytes: int) -> list[Attack]:
     """Five different bodies of just under `num_bytes`: none fits a context of 32k tokens."""
     room = num_bytes - 512

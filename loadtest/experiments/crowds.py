@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from deployments.config.schema import AppConfig
-from loadtest.client.arrivals import SUSTAINED, Timing, quantiles
+from loadtest.client.arrivals import SUSTAINED, Timing, quantiles, take_precedence
 from loadtest.client.attacks import (
     JSON,
     TIMEOUT_S,
@@ -22,15 +22,14 @@ from loadtest.client.attacks import (
     logprob_requests,
     ordinary_schema,
 )
-from loadtest.client.options import LOAD_TERMS, workload_of
-from loadtest.client.precedence import take_precedence
 from loadtest.client.users import Users
-from loadtest.client.workload import MIX
+from loadtest.client.workload import LOAD_TERMS, MIX, workload_of
 from loadtest.experiments.trials import streams
 from loadtest.frame.claims import Claim, Row
+from loadtest.service.attached import Attached
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, capacity, limits, queues
 from loadtest.service.memory import MIB, MemoryWatch, by_minute, growth
-from loadtest.service.parts import Watchable
+from loadtest.service.served import Served
 from loadtest.service.watch import Watch
 from loadtest.trial.checks import Limit, no_errors_logged, nothing_held
 from loadtest.trial.events import Arrive, Flood, Hold
@@ -48,7 +47,7 @@ _POLL_S = 0.5
 class Vitals:
     """Memory of every process and gauges of every part; a look of a `Watch`."""
 
-    def __init__(self, scene: Scene, service: Watchable) -> None:
+    def __init__(self, scene: Scene, service: Served | Attached) -> None:
         self.memory = MemoryWatch(scene.watched.parts, service.processes)
         self.gauges = GaugeWatch(scene.base_url, scene.watched.stats)
 

@@ -13,14 +13,7 @@ import httpx
 
 from deployments.config.schema import AppConfig
 from loadtest.experiments.trials import CALM, streams
-from loadtest.service.cluster import (
-    DRAFT,
-    ROUTER,
-    TARGET,
-    arguments,
-    deployment,
-    fit_one_machine,
-)
+from loadtest.service.cluster import DRAFT, ROUTER, TARGET, arguments, deployment, fit_one_machine
 from loadtest.service.served import Config
 from loadtest.trial.checks import nothing_held
 from loadtest.trial.events import Deploy

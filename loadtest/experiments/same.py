@@ -190,9 +190,6 @@ def _request(question: Question, delivery: str) -> tuple[str, dict[str, Any]]:
     }
 
 
-# --- what is found -------------------------------------------------------------------------------
-
-
 def _conclude(
     scene: Scene, sides: Mapping[str, Side], answers: Mapping[Question, dict[Asked, Answer]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the texts of two servers say: which differ, by chance or not, and the verdict.
+"""The texts of two servers: which differ, by chance or not, and the verdict.
 
 A comparison sets two ways to ask side by side. They are A and B, a server and itself again, or a
 server with and without crowd. Each question counts once in it. The difference of a server from

@@ -13,12 +13,12 @@ from typing import Any
 
 from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad, Load
-from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS, with_replicas
+from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS
 from loadtest.service.replicas import Sample, changes, drained_sessions, look_at_replicas
 from loadtest.service.served import Config
 from loadtest.service.watch import Watch
 from loadtest.trial.checks import Limit, nothing_held
-from loadtest.trial.events import SIGNALS, Hold, Join, Leave, Strike, Until
+from loadtest.trial.events import SIGNALS, Hold, Strike, Until
 from loadtest.trial.scene import Event, Scene, Terms
 from loadtest.trial.trial import Place, Trial
 
@@ -57,6 +57,12 @@ def _freed_s(terms: Terms) -> float:
     return 30.0 if set(EDGE_KINDS).isdisjoint(terms.kinds) else 180.0
 
 
+def _with_replicas(config: Config, terms: Terms) -> None:
+    for deployment in config["applications"][0]["deployments"]:
+        if terms.replicas and deployment["name"] in ("Target", "Constraint"):
+            deployment["num_replicas"] = terms.replicas
+
+
 # SIGKILL and SIGSTOP to every kind of process but the HTTP proxy and the router, whose clients
 # notice (`--set kinds=proxy,router`). Raylet and GCS are spared: without them there is no node.
 FAULTS = Trial(
@@ -70,11 +76,7 @@ FAULTS = Trial(
         "seed": 0,
     },
     quick={"kinds": ("target-rank",), "signals": ("KILL",), "streams": 2},
-    place=Place(
-        change=lambda config, terms: (
-            with_replicas(terms.replicas)(config) if terms.replicas else None
-        )
-    ),
+    place=Place(change=_with_replicas),
     loads=streams,
     events=_calm_and_strikes,
     after=(nothing_held(_freed_s),),
@@ -144,14 +146,15 @@ def groups(num_groups: int) -> list[list[Case]]:
 def _rise_and_fall(scene: Scene) -> Iterator[Event]:
     yield Hold(way="one group", seconds=scene.terms.stage_s)
     for number in range(2, scene.terms.groups + 1):
-        yield Join(way=f"group {number} comes", seconds=scene.terms.stage_s)
+        seconds = scene.terms.stage_s
+        yield Hold(way=f"group {number} comes", act=Scene.join, seconds=seconds)
     yield Until(
         way="two replicas of each",
         is_reached=lambda look: all(look.num_running(name) >= 2 for name in look.replicas),
         limit_s=scene.terms.up_s,
     )
     for number in range(scene.terms.groups, 1, -1):
-        yield Leave(way=f"group {number} leaves")
+        yield Hold(way=f"group {number} leaves", act=Scene.leave)
     yield Until(
         way="one replica of each",
         is_reached=lambda look: look.is_settled_at(1),

@@ -40,37 +40,24 @@ _DRAIN_S = 60.0  # a service may not keep sessions longer after all answers
 
 @dataclass(frozen=True, kw_only=True)
 class Hold(Event):
-    """Let nothing happen for some time; say every minute that it goes on."""
+    """Do something to the loads, and wait; say every minute that it goes on.
 
-    seconds: float
+    Attributes:
+        act: `Scene.join`, `Scene.leave`, or nothing.
+        seconds: to wait.
+    """
+
+    act: Callable[[Scene], None] = field(default=lambda scene: None)
+    seconds: float = 0.0
 
     def happen(self, scene: Scene) -> Mapping[str, float]:
         """See `Event`."""
+        self.act(scene)
         until_s = time.monotonic() + self.seconds
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(_MINUTE_S, left_s))
             if left_s > _MINUTE_S:
                 print(f"{self.way}: {left_s:.0f} s left, {scene.num_answers} answers", flush=True)
-        return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Join(Hold):
-    """Start the next load, and wait."""
-
-    def happen(self, scene: Scene) -> Mapping[str, float]:
-        """See `Event`."""
-        scene.join()
-        return super().happen(scene)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leave(Event):
-    """Stop the last load."""
-
-    def happen(self, scene: Scene) -> Mapping[str, float]:
-        """See `Event`."""
-        scene.leave()
         return {}
 
 

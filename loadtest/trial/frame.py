@@ -1,15 +1,14 @@
-"""The frame of every trial: parse the command line, run, report what did not hold, write, exit.
+"""The frame of commands that pass or fail: parse, run, report what did not hold, write, exit.
 
-A trial brings its options, its events and its checks. The findings so far are printed and written
+A command brings its options and its checks. The findings so far are printed and written
 at any end of the run, an exception and Ctrl-C included. They never read as clean then.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -25,12 +24,10 @@ class Report:
     Attributes:
         violations: what did not hold, a line each.
         crash: why the run ended early; empty when it did not.
-        num_answers: requests of its streams that came to an end, well or not.
     """
 
     violations: list[str] = field(default_factory=list)
     crash: str = ""
-    num_answers: int = 0
 
     @property
     def problems(self) -> list[str]:
@@ -49,9 +46,6 @@ class Report:
     def lines(self) -> Iterable[str]:
         """Return what is printed at the end, before the problems."""
         return ()
-
-    def draw(self, path: Path) -> None:
-        """Draw a figure next to the result; most trials have none."""
 
 
 Found = TypeVar("Found", bound=Report)
@@ -92,28 +86,16 @@ def run_trial(
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(words)
     try:
-        with crash_noted(report):
-            run(arguments, report)
+        run(arguments, report)
+    except BaseException as error:  # Ctrl-C included: what was cut off must not read as clean
+        report.crash = report.crash or f"ended early: {type(error).__name__}: {error}"
+        raise
     finally:
         _print(report)
         if arguments.output is not None:
             first = head(f"python -m {module}", words, vars(arguments))
             write_json(arguments.output, {**first, **report.content()})
-            report.draw(arguments.output.with_suffix(".png"))
     return 0 if report.is_clean else 1
-
-
-@contextlib.contextmanager
-def crash_noted(report: Report) -> Iterator[None]:
-    """Note an exception that ends the block, Ctrl-C included, and let it go on.
-
-    A report of a run that was cut off would say that all was well so far.
-    """
-    try:
-        yield
-    except BaseException as error:
-        report.crash = report.crash or f"ended early: {type(error).__name__}: {error}"
-        raise
 
 
 def _print(report: Report) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 from loadtest.client.streams import Failure, Load
 from loadtest.frame.claims import Claim, Row
 from loadtest.frame.experiment import Result
+from loadtest.service.attached import Attached
 from loadtest.service.cluster import PrivateCluster
-from loadtest.service.parts import FaultService, Watchable
-from loadtest.service.served import Config
+from loadtest.service.parts import FaultService
+from loadtest.service.served import Config, Served
 from loadtest.service.watch import Watch
 
 KEPT_PROBLEMS = 20  # of an event
@@ -72,7 +73,7 @@ class Scene:
     urls: Sequence[str] = ()
     rng: random.Random = field(default_factory=random.Random)
     base_url: str = ""
-    service: Watchable | None = None
+    service: Served | Attached | None = None
     cluster: PrivateCluster = field(init=False)
     watched: FaultService = field(init=False)
     watch: Watch[Any] = field(init=False)

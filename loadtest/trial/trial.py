@@ -26,15 +26,7 @@ from loadtest.service.cluster import Role, private_cluster
 from loadtest.service.parts import FaultService, wait_gone
 from loadtest.service.served import POD_ENVIRONMENT, Config, served
 from loadtest.service.watch import Watch
-from loadtest.trial.scene import (
-    KEPT_PROBLEMS,
-    SETTLE_LIMIT_S,
-    Claims,
-    Event,
-    Scene,
-    Terms,
-    happen,
-)
+from loadtest.trial.scene import KEPT_PROBLEMS, SETTLE_LIMIT_S, Claims, Event, Scene, Terms, happen
 
 _GONE_LIMIT_S = 20.0
 

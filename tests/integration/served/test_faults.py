@@ -7,11 +7,11 @@ The whole of it, every kind of process twenty times over, is
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from loadtest.experiments.trials import FAULTS
+from loadtest.frame.experiment import Result
 from loadtest.service.served import Config, section
 from loadtest.trial.events import Strike
 from loadtest.trial.scene import Scene, Terms
@@ -35,39 +35,25 @@ def wait_long(config: Config, terms: Terms) -> None:
     section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
 
 
-class Streams:
-    """What the trial found, and the answers that every later one had to be."""
-
-    def __init__(self) -> None:
-        trial = replace(
-            FAULTS,
-            place=Place(change=wait_long),
-            events=lambda scene: STRIKES,
-        )
-        self.scene = Scene(terms=Terms(**{**FAULTS.terms, "streams": 3}))
-        self.found = trial.run(self.scene)
-        self.runs: dict[str, Any] = {row["way"]: row["runs"] for row in self.found.rows}
-        self.events = {one["event"]: one for one in self.found.extra["events"]}
-
-
 @pytest.fixture(scope="module")
-def streams() -> Streams:
-    return Streams()
+def found() -> Result:
+    trial = replace(FAULTS, place=Place(change=wait_long), events=lambda scene: STRIKES)
+    return trial.run(Scene(terms=Terms(**{**FAULTS.terms, "streams": 3})))
 
 
 def test_every_request_completes_with_its_text_and_everything_is_free_afterwards(
-    streams: Streams,
+    found: Result,
 ) -> None:
-    assert streams.found.problems == []
-    assert sum(sum(runs["refused"]) for runs in streams.runs.values()) == 0
-    assert streams.found.extra["num_answers"] > len(STRIKES)
+    assert found.problems == []
+    assert sum(sum(row["runs"]["refused"]) for row in found.rows) == 0
+    assert found.extra["num_answers"] > len(STRIKES)
 
 
-def test_the_faults_struck_where_they_hurt(streams: Streams) -> None:
+def test_the_faults_struck_where_they_hurt(found: Result) -> None:
     """Or the texts above say nothing: a lost target pauses all, a lost constraint replica some."""
     pauses = {
-        way: (runs["pause_free_s"][0], runs["pause_constrained_s"][0])
-        for way, runs in streams.runs.items()
+        row["way"]: (row["runs"]["pause_free_s"][0], row["runs"]["pause_constrained_s"][0])
+        for row in found.rows
     }
     for kind in ("target-rank", "target-coordinator"):
         assert min(pauses[f"{kind} KILL"]) > 1.0, pauses
@@ -75,11 +61,11 @@ def test_the_faults_struck_where_they_hurt(streams: Streams) -> None:
     assert list(pauses) == [strike.way for strike in STRIKES]
 
 
-def test_a_stopped_child_is_ended_by_its_parent(streams: Streams) -> None:
-    assert streams.events["constraint-child STOP"]["ended_by"] == "supervision"
+def test_a_stopped_child_is_ended_by_its_parent(found: Result) -> None:
+    stopped = found.extra["events"][-1]
+    assert (stopped["event"], stopped["ended_by"]) == ("constraint-child STOP", "supervision")
 
 
-def test_drafts_were_in_use(streams: Streams) -> None:
-    drafted = streams.found.extra["drafted"]
-    assert drafted["free-0"] > 0
-    assert drafted["constrained-0"] > 0
+def test_drafts_were_in_use(found: Result) -> None:
+    assert found.extra["drafted"]["free-0"] > 0
+    assert found.extra["drafted"]["constrained-0"] > 0

@@ -25,9 +25,6 @@ class Report(frame.Report):
     def content(self) -> dict[str, object]:
         return {"is_clean": self.is_clean, "crash": self.crash, "done": self.done}
 
-    def draw(self, path: Path) -> None:
-        path.write_text("figure")
-
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = trial_parser("loadtest.some", "One sentence.\n\nMore.")
@@ -51,7 +48,6 @@ def test_a_trial_writes_says_and_ends_with_what_held(
     assert found["command"] == "python -m loadtest.some --output some.json"
     assert found["settings"]["config"] == "configs/demo.yaml"
     assert (found["done"], found["is_clean"]) == ([3], not violation)
-    assert output.with_suffix(".png").read_text() == "figure"
     assert said in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,30 +29,23 @@ TIMING = Timing(settle_s=10.0, measured_s=10.0, first_text_limit_s=2.0)
 WORKLOAD = Workload("tiny", 1, max_tokens=20, record_max_tokens=90, shared_words=20)
 
 
+def sent(began_s: float, ended_s: float, status: int, **fields: Any) -> Sent:
+    whole = {"began_s": began_s, "ended_s": began_s + ended_s, "complaint": "", **fields}
+    return Sent(began_s, Reply(name="chat", status=status, **whole))
+
+
 def whole(began_s: float, first_text_s: float, ended_s: float) -> Sent:
-    reply = Reply(
-        name="chat",
-        began_s=began_s,
-        ended_s=began_s + ended_s,
-        status=200,
-        complaint="",
-        first_text_s=began_s + first_text_s,
-        num_tokens=10,
-        is_whole=True,
-    )
-    return Sent(began_s, reply)
+    text: dict[str, Any] = {
+        "first_text_s": began_s + first_text_s,
+        "num_tokens": 10,
+        "is_whole": True,
+    }
+    return sent(began_s, ended_s, 200, **text)
 
 
 def refused(began_s: float, after_s: float, *, complaint: str = "") -> Sent:
-    reply = Reply(
-        name="chat",
-        began_s=began_s,
-        ended_s=began_s + after_s,
-        status=429,
-        complaint=complaint,
-        retry_after_s=None if complaint else 3.0,
-    )
-    return Sent(began_s, reply)
+    retry_after_s = None if complaint else 3.0
+    return sent(began_s, after_s, 429, complaint=complaint, retry_after_s=retry_after_s)
 
 
 def test_goodput_counts_answers_that_end_in_the_measured_time() -> None:

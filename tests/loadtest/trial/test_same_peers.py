@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from loadtest.__main__ import main
+from loadtest.client.answers import Answer
+from loadtest.experiments.same_texts import Asked as Way
+from loadtest.experiments.same_texts import excess_chance, fate_of
 from tests.fakes.openai_peer import OTHER_WORD, Peer, served_peer
 
 PROMPTS = [
@@ -239,3 +243,47 @@ def test_a_server_that_refuses_the_request_or_is_gone_cannot_be_asked(
         pass
     assert asked(*urls(peers[0], gone)) == 2
     assert "ConnectError" in asked.complaint
+
+
+@pytest.mark.parametrize(("between_only", "floor_only"), [(0, 0), (3, 0), (9, 1), (5, 5), (1, 9)])
+def test_the_excess_over_the_floor_is_an_exact_sign_test(
+    between_only: int, floor_only: int
+) -> None:
+    num = between_only + floor_only
+    known = 1.0 if not num else stats.binomtest(between_only, num, alternative="greater").pvalue
+    assert excess_chance(between_only, floor_only) == pytest.approx(known)
+
+
+def reading(text: str, *, problem: str = "", end: str = "stop") -> Answer:
+    return Answer(text=text, finish_reason=end, is_done=True, error=problem)
+
+
+def asked_of(side: str, run: int, read: Answer) -> tuple[Way, Answer]:
+    return Way(side=side, delivery="stream", crowd=1, run=run), read
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "fate"),
+    [
+        (["x", "x"], ["x", "x"], "same"),
+        (["x", "x"], ["y", "y"], "differs"),
+        (["x", "x"], ["x", "y"], "unsteady"),
+        (["x", "y"], ["z", "z"], "unsteady"),
+        (["x", ""], ["x", "x"], "unanswered"),
+        (["x", ""], ["y", "y"], "differs"),
+        (["", ""], ["", ""], "unanswered"),
+    ],
+)
+def test_the_fate_of_a_question(of_a: list[str], of_b: list[str], fate: str) -> None:
+    sides = [("A", of_a), ("B", of_b)]
+    ways = [
+        asked_of(side, run, reading(text, problem="" if text else "lost"))
+        for side, texts in sides
+        for run, text in enumerate(texts)
+    ]
+    assert fate_of(ways) == fate
+
+
+def test_another_end_makes_another_answer() -> None:
+    ways = [asked_of("A", 1, reading("x")), asked_of("B", 1, reading("x", end="length"))]
+    assert fate_of(ways) == "differs"
