@@ -1,11 +1,13 @@
-"""`python -m loadtest NAME` runs an experiment; `--list` names them all.
+"""`python -m loadtest NAME` runs an experiment or a trial; `--list` names them all.
 
     python -m loadtest --list
     python -m loadtest forced --output forced.json
     python -m loadtest speed --target DIR --draft DIR --prompts FILE
+    python -m loadtest faults --set rounds=20 --output faults.json
 
 The ways of an experiment run by turns. It prints a table and its claims. It ends with 1 if a text
-depended on the way. `--output` keeps the record, with a picture beside it.
+depended on the way. A trial ends with 1 if anything did not hold, a claim included; `--set` changes
+its terms. `--output` keeps the record, with a picture beside it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from loadtest.experiments.registry import EXPERIMENTS
+from loadtest.experiments.registry import EXPERIMENTS, TRIALS
+from loadtest.frame.claims import Claim
 from loadtest.frame.experiment import Experiment, Result, measure, table
 from loadtest.frame.page import PAGE, page
 from loadtest.frame.pairs import find_models
@@ -26,6 +29,10 @@ from loadtest.frame.picture import draw
 from loadtest.frame.record import rows_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
 from loadtest.frame.workloads import by_task
+from loadtest.trial.command import choose
+
+_OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experiment has, and unused
+_OF_BOTH = {*("name", "list", "page", "quick", "output", "threads"), *_OF_TRIALS}
 
 
 def _opener(name: str) -> Opener:
@@ -50,57 +57,140 @@ def _opener(name: str) -> Opener:
 STAGES: Mapping[str, Opener] = {name: _opener(name) for name in ("engine", "link", "http")}
 
 
+class Chosen(Protocol):
+    """An experiment or a trial with the options of the command line.
+
+    Attributes:
+        question: it answers, in words.
+        base: the way that others are compared with in the table; "": none is.
+        settings: what the options say, for the record.
+    """
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def base(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    def run(self, keep: Callable[[Result], None]) -> Result:
+        """Run it; `keep` gets the result so far."""
+
+    def claims(self, result: Result) -> list[Claim]:
+        """Return the claims that the result has figures for."""
+
+    def has_failed(self, result: Result) -> bool:
+        """Return whether the command ends with 1."""
+
+
+@dataclass(frozen=True)
+class ChosenExperiment:
+    """Implements `Chosen`; a missed claim is told, and only a text that differs is a failure."""
+
+    experiment: Experiment
+    models: Models
+    known: Sequence[Mapping[str, Any]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """See `Chosen`."""
+        return self.experiment.question
+
+    @property
+    def base(self) -> str:
+        """See `Chosen`."""
+        return self.experiment.base
+
+    def run(self, keep: Callable[[Result], None]) -> Result:
+        """See `Chosen`."""
+        return measure(self.experiment, self.models, STAGES, keep, self.known)
+
+    def claims(self, result: Result) -> list[Claim]:
+        """See `Chosen`."""
+        return result.claims(self.experiment.goals)
+
+    def has_failed(self, result: Result) -> bool:
+        """See `Chosen`."""
+        return bool(result.problems)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an experiment from the command line; return the exit status."""
+    """Run an experiment or a trial from the command line; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     arguments = parser.parse_args(words)
     if arguments.list:
-        _print_list()
+        _print_list(arguments.name)
         return 0
     if arguments.page:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     if arguments.name is None:
-        parser.error("an experiment is needed; --list names them")
+        parser.error("an experiment is needed, or a trial; --list names them")
     try:
-        experiment, models = _chosen(arguments)
-        settings = vars(arguments) | {"pair": models.label}
-        known = rows_to_go_on(arguments.output, settings) if arguments.resume else []
-        keep = partial(_keep, arguments.output, words, settings, experiment)
-        result = measure(experiment, models, STAGES, keep, known)
+        chosen = _chosen(arguments)
+        keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
+        result = chosen.run(keep)
     except ValueError as error:
         parser.error(str(error))
-    return _reported(experiment, result, arguments.output, keep)
+    return _reported(chosen, result, arguments.output, keep)
 
 
 def _reported(
-    experiment: Experiment, result: Result, output: Path | None, keep: Callable[[Result], None]
+    chosen: Chosen, result: Result, output: Path | None, keep: Callable[[Result], None]
 ) -> int:
     keep(result)
-    for line in table(result.rows, experiment.base):
+    for line in table(result.rows, chosen.base):
         print(line)
-    for claim in result.claims(experiment.goals):
+    for claim in chosen.claims(result):
         print(claim)
     for problem in result.problems:
         print(f"VIOLATED: {problem}")
     if output is not None:
         draw(result.rows, output.with_suffix(".png"))
-    return 1 if result.problems else 0
+    return int(chosen.has_failed(result))
 
 
 def _keep(
     path: Path | None,
     words: Sequence[str],
-    settings: Mapping[str, object],
-    experiment: Experiment,
+    options: Mapping[str, object],
+    chosen: Chosen,
     result: Result,
 ) -> None:
-    claims = result.claims(experiment.goals)
-    write_result(path, experiment.question, words, settings, result, claims)
+    settings = {**options, **chosen.settings}
+    write_result(path, chosen.question, words, settings, result, chosen.claims(result))
 
 
-def _chosen(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
+def _chosen(arguments: argparse.Namespace) -> Chosen:
+    """Return what is run, with the options of the command line.
+
+    Raises:
+        ValueError: an option names something that is not there.
+    """
+    options = vars(arguments)
+    if arguments.name in TRIALS:
+        if wrong := [name for name in options if name not in _OF_BOTH and options[name]]:
+            raise ValueError(f"--{wrong[0].replace('_', '-')}: a trial has no such option")
+        return choose(
+            TRIALS[arguments.name],
+            is_quick=arguments.quick,
+            given=arguments.set,
+            config=arguments.config,
+            urls=arguments.url or (),
+        )
+    if wrong := [name for name, unused in _OF_TRIALS.items() if options[name] != unused]:
+        raise ValueError(f"--{wrong[0]}: an experiment has no such option")
+    experiment, models = _experiment(arguments)
+    settings = {"pair": models.label}
+    known = rows_to_go_on(arguments.output, options | settings) if arguments.resume else []
+    return ChosenExperiment(experiment, models, known, settings)
+
+
+def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
     """Return the experiment with the options of the command line, and its models.
 
     Raises:
@@ -151,10 +241,17 @@ def _among(kind: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> 
     return {name: known[name] for name in known if name in names}
 
 
-def _print_list() -> None:
-    width = max(map(len, EXPERIMENTS))
-    for name, experiment in EXPERIMENTS.items():
-        print(f"{name:<{width}}  {experiment.question}")
+def _print_list(name: str | None) -> None:
+    """Print all names with their questions, or the terms of one trial."""
+    if name in TRIALS:
+        for term, value in TRIALS[name].terms.items():
+            print(f"{term}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+        return
+    questions = {name: one.question for name, one in EXPERIMENTS.items()}
+    questions |= {name: one.question for name, one in TRIALS.items()}
+    width = max(map(len, questions))
+    for name, question in questions.items():
+        print(f"{name:<{width}}  {question}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,8 +261,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("name", nargs="?", choices=sorted(EXPERIMENTS), metavar="NAME", help="of an experiment")
-    add("--list", action="store_true", help="name the experiments and their questions")
+    add(
+        "name",
+        nargs="?",
+        choices=sorted({*EXPERIMENTS, *TRIALS}),
+        metavar="NAME",
+        help="see --list",
+    )
+    add("--list", action="store_true", help="name all, with their questions; or a trial's terms")
     add("--page", action="store_true", help="write the page of figures from the kept records")
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
@@ -182,6 +285,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--threads", type=int, default=2, help="of torch, for each model")
     add("--resume", action="store_true", help="go on with --output where it was cut")
+    add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")
+    add("--config", type=Path, help="a Serve config file for a trial, in place of its own")
+    add("--url", action="append", help="of a service that runs, for a trial that can ask one")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")
     return parser
 

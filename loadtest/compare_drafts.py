@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM
 
 from loadtest.bench.claims import Claim
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
-from loadtest.client.prompt_file import DEFAULT_PROMPTS, Prompt, read_prompts
+from loadtest.frame.prompts import TASKS, Prompt, read_prompts
 from loadtest.report.machine import ROOT
 from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
 from loadtest.trial import frame
@@ -232,7 +232,7 @@ def _compared(
     drafter = random.Random(number).choice(report.drafts)
     body = {
         "model": arguments.model,
-        "messages": [dict(one) for one in prompt.messages],
+        "messages": prompt.chat(),
         "max_tokens": arguments.tokens,
         "temperature": arguments.temperature,
         "seed": number,
@@ -296,7 +296,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--url", default="", help="of a service that runs; default: one is served")
     parser.add_argument("--model", default="outrider-demo", help="its model's name")
     parser.add_argument("--drafts", nargs="+", help="names, the first against the second")
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS, help="schemas left out")
+    parser.add_argument("--prompts", type=Path, default=TASKS, help="schemas left out")
     parser.add_argument("--noise", type=float, default=0.15, help="in the weights of the copy")
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=80, help="of each answer, at most")

@@ -1,4 +1,4 @@
-"""Sends the requests of a workload and reports how each went, for `soak` and `overload`.
+"""Sends the requests of a workload and reports how each went, for the trials `soak` and `overload`.
 
 A refusal with 429 and Retry-After is a valid answer. Any other deviation from the required answer
 is a complaint.
@@ -6,6 +6,7 @@ is a complaint.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import httpx
@@ -51,11 +52,11 @@ class LoadClient:
 
     Args:
         base_url: of the service, without /v1.
-        expects_same_text: a request that comes again must get the same text.
+        known: texts so far, which a request that comes again must get; None: it may get others.
     """
 
-    def __init__(self, base_url: str, *, expects_same_text: bool) -> None:
-        self._known: dict[str, Answer] | None = {} if expects_same_text else None
+    def __init__(self, base_url: str, known: MutableMapping[str, Answer] | None) -> None:
+        self._known = known
         self._client = open_client(base_url)
 
     async def __aenter__(self) -> LoadClient:

@@ -2,15 +2,15 @@
 
 The streams run in an event loop in a thread of their own. A stream repeats its case for as long as
 the load runs. Every answer must be complete, equal its reference and, under a schema, validate.
-Every wait of a stream for its next chunk, the first one included, is timed. `longest_wait` returns
-the worst wait that touched a stretch of time, afterwards or while it lasts.
+Every wait of a stream for its next chunk, the first one included, is timed. `figures` returns the
+worst waits that touched a stretch of time, afterwards or while it lasts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from loadtest.client.http import ask, open_client
 from loadtest.client.thread import LoadThread
 
 _KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
+_LONG_WAIT_S = 2.0  # longer ones are told with the event that they touched
 REFUSALS = (429, 503)  # full; no target to be had within queue_wait_s
 _AFTER_FAILURE_S = 0.5  # a service that refuses is not to be hammered
 
@@ -76,34 +77,85 @@ class _Stream:
         self.waiting_since_s, self.awaits_first = wait.ended_s, False
 
 
-class FaultLoad:
-    """Runs one stream per case between `start` and `stop`; `api_key` is sent with each."""
+class Load:
+    """Requests that never rest between `start` and `stop`, each checked.
 
-    def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
-        self._base_url = base_url
-        self._api_key = api_key
-        self._references: dict[str, Answer] = {}
-        self._streams = [_Stream(case) for case in cases]
-        self._failures: list[Failure] = []
-        self._thread = LoadThread("fault-load", self._run_streams)
+    Attributes:
+        base_url: of the service; it may change while nothing runs.
+        num_streams: requests at a time.
+    """
 
-    @property
-    def num_streams(self) -> int:
-        """Streams that run at a time."""
-        return len(self._streams)
+    num_streams = 0
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self._thread = LoadThread(type(self).__name__, self._run)
 
     @property
     def num_answers(self) -> int:
         """Requests that came to an end, well or not."""
-        return sum(stream.num_answers for stream in self._streams)
+        raise NotImplementedError
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the load's own thread, once it has ended."""
+        return self._thread.cpu_s
+
+    def prepare(self) -> dict[str, Answer]:
+        """Return what every stream answers undisturbed, which it is compared with from now on."""
+        return {}
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let every request come to its end; see `LoadThread.stop`."""
+        self._thread.stop()
+
+    def wait_steady(self, limit_s: float) -> bool:
+        """Wait until every stream has received something; False when that takes too long."""
+        return True
+
+    def figures(self, from_s: float, to_s: float) -> dict[str, float]:
+        """Return how the streams did in a stretch of time, by `time.monotonic`."""
+        return {}
+
+    def waits(self, from_s: float, to_s: float) -> list[tuple[str, float, float]]:
+        """(case, from, to) of each long wait that touched this stretch, seconds since it began."""
+        return []
 
     def take_failures(self) -> list[Failure]:
         """Return the failures since the last call."""
+        raise NotImplementedError
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+
+class FaultLoad(Load):
+    """Runs one stream per case; `api_key` is sent with each request."""
+
+    def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
+        super().__init__(base_url)
+        self._api_key = api_key
+        self.num_streams = len(cases)
+        self._references: dict[str, Answer] = {}
+        self._streams = [_Stream(case) for case in cases]
+        self._failures: list[Failure] = []
+
+    @property
+    def num_answers(self) -> int:
+        """See `Load`."""
+        return sum(stream.num_answers for stream in self._streams)
+
+    def take_failures(self) -> list[Failure]:
+        """See `Load`."""
         taken, self._failures = self._failures, []
         return taken
 
-    def collect_references(self) -> dict[str, Answer]:
-        """Ask every case once, all at a time, while nothing fails.
+    def prepare(self) -> dict[str, Answer]:
+        """Ask every case once, all at a time, while nothing fails; the answers are the references.
 
         Raises:
             RuntimeError: an answer is not one to compare with; the message says why.
@@ -117,22 +169,8 @@ class FaultLoad:
             self._references[case.name] = answer
         return self._references
 
-    def expect(self, references: Mapping[str, Answer]) -> None:
-        """Compare with what another load with these cases has collected."""
-        self._references = {
-            stream.case.name: references[stream.case.name] for stream in self._streams
-        }
-
-    def start(self) -> None:
-        """Begin all streams."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Let every stream come to its end; see `LoadThread.stop`."""
-        self._thread.stop()
-
     def wait_steady(self, limit_s: float) -> bool:
-        """Wait until every stream has received something; False when that takes too long."""
+        """See `Load`."""
         since_s = time.monotonic()
         while time.monotonic() - since_s < limit_s:
             if all(stream.waiting_since_s > since_s for stream in self._streams):
@@ -140,44 +178,27 @@ class FaultLoad:
             time.sleep(0.02)
         return False
 
-    def measure_calm(self, for_s: float, steady_limit_s: float) -> dict[str, float]:
-        """Return the longest waits of free and constrained streams, seconds, over `for_s` seconds.
+    def figures(self, from_s: float, to_s: float) -> dict[str, float]:
+        """Return the longest waits that touched this stretch of time, open ones included.
 
-        They begin when all streams run, which takes at most `steady_limit_s`.
+        `pause_free_s` and `pause_constrained_s` are of free and of constrained streams.
+        `longest_gap_s` is of any stream, but for the waits for an answer's first chunk.
         """
-        self.wait_steady(steady_limit_s)
-        began_s = time.monotonic()
-        time.sleep(for_s)
-        now_s = time.monotonic()
-        free_s, constrained_s = self.pauses(began_s, now_s)
-        return {"free": free_s, "constrained": constrained_s}
+        longest = {"pause_free_s": 0.0, "pause_constrained_s": 0.0, "longest_gap_s": 0.0}
+        for stream, wait in self._touched(from_s, to_s):
+            names = ["pause_constrained_s" if stream.case.is_constrained else "pause_free_s"]
+            names += [] if wait.is_first else ["longest_gap_s"]
+            for name in names:
+                longest[name] = max(longest[name], wait.ended_s - wait.began_s)
+        return longest
 
-    def pauses(self, from_s: float, to_s: float) -> tuple[float, float]:
-        """Return the longest waits of free and of constrained streams; see `longest_wait`."""
-        return (
-            self.longest_wait(from_s, to_s, is_constrained=False),
-            self.longest_wait(from_s, to_s, is_constrained=True),
-        )
-
-    def waits(self, from_s: float, to_s: float) -> list[tuple[Case, float, float]]:
-        """(case, from, to) of each wait that touched this stretch of time, open ones included."""
-        touched = self._touched(from_s, to_s)
-        return [(stream.case, wait.began_s, wait.ended_s) for stream, wait in touched]
-
-    def longest_wait(self, from_s: float, to_s: float, *, is_constrained: bool) -> float:
-        """Seconds of the longest wait of such a stream that touched this stretch of time."""
-        lengths = [
-            ended_s - began_s
-            for case, began_s, ended_s in self.waits(from_s, to_s)
-            if case.is_constrained == is_constrained
+    def waits(self, from_s: float, to_s: float) -> list[tuple[str, float, float]]:
+        """See `Load`."""
+        return [
+            (stream.case.name, round(wait.began_s - from_s, 1), round(wait.ended_s - from_s, 1))
+            for stream, wait in self._touched(from_s, to_s)
+            if wait.ended_s - wait.began_s > _LONG_WAIT_S
         ]
-        return max(lengths, default=0.0)
-
-    def longest_gap(self, from_s: float, to_s: float) -> float:
-        """Seconds of the longest wait of any stream, but for those for an answer's first chunk."""
-        touched = self._touched(from_s, to_s)
-        lengths = [wait.ended_s - wait.began_s for _, wait in touched if not wait.is_first]
-        return max(lengths, default=0.0)
 
     def _touched(self, from_s: float, to_s: float) -> list[tuple[_Stream, _Wait]]:
         """Return all waits that touched this stretch of time, open ones included."""
@@ -190,11 +211,11 @@ class FaultLoad:
         return found
 
     async def _ask_all(self, cases: Sequence[Case]) -> list[Answer]:
-        async with open_client(self._base_url, api_key=self._api_key) as client:
+        async with open_client(self.base_url, api_key=self._api_key) as client:
             return list(await asyncio.gather(*(ask(client, case.body) for case in cases)))
 
-    async def _run_streams(self) -> None:
-        async with open_client(self._base_url, api_key=self._api_key) as client:
+    async def _run(self) -> None:
+        async with open_client(self.base_url, api_key=self._api_key) as client:
             await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
 
     async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:

@@ -12,8 +12,10 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+from deployments.config.schema import RouterConfig
 from loadtest.client.cases import order_list_schema
 
 Body = dict[str, Any]
@@ -220,3 +222,24 @@ def _long_prompt(rng: random.Random, num_words: int) -> str:
     while len(words) < num_words:
         words += rng.choice(_RULES).split()
     return " ".join(words[:num_words])
+
+
+# Terms of every trial that sends a workload.
+LOAD_TERMS: Mapping[str, Any] = {
+    "max_tokens": 100,  # completion tokens of a chat
+    "record_max_tokens": 400,  # of a JSON record
+    "shared_words": 150,  # of the shared prompt
+    "any_text": False,  # do not expect one text per seed
+    "seed": 1,  # of everything that is sent, and when
+}
+
+
+def workload_of(terms: SimpleNamespace, config: Mapping[str, Any]) -> Workload:
+    """Return the requests for the model of a parsed Serve config file."""
+    return Workload(
+        RouterConfig.model_validate(config["applications"][0]["args"]["router"]).model_name,
+        terms.seed,
+        max_tokens=terms.max_tokens,
+        record_max_tokens=terms.record_max_tokens,
+        shared_words=terms.shared_words,
+    )

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.clients.reports import (
-    Counts,
-    read_aiperf,
-    read_aiperf_speculation,
-    read_guidellm,
-)
+from loadtest.clients.reports import Counts, read_aiperf, read_aiperf_speculation, read_guidellm
 from loadtest.service.served import section
 
 _NUM_REQUESTS = 12

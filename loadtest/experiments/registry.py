@@ -1,12 +1,18 @@
-"""All experiments by name."""
+"""All experiments and trials by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import HEADS, KINDS, SPEED
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
+from loadtest.experiments.loop_gaps import LOOP_GAPS
+from loadtest.experiments.rolling import ROLLING
+from loadtest.experiments.same import SAME
+from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.frame.experiment import Experiment
+from loadtest.trial.trial import Trial
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "speed": SPEED,
@@ -15,4 +21,15 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "forced": FORCED,
     "constrained": CONSTRAINED,
     "first-token": FIRST_TOKEN,
+}
+
+TRIALS: dict[str, Trial] = {
+    "faults": FAULTS,
+    "rolling": ROLLING,
+    "scaling": SCALING,
+    "soak": SOAK,
+    "overload": OVERLOAD,
+    "hostile": HOSTILE,
+    "loop-gaps": LOOP_GAPS,
+    "same": SAME,
 }

@@ -236,17 +236,21 @@ def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) ->
 
 
 def table(rows: Sequence[Mapping[str, Any]], base: str = PLAIN) -> list[str]:
-    """Return a Markdown table: medians of each measure, and the first measure's ratio to `base`."""
+    """Return a Markdown table: medians of each measure, and the first measure's ratio to `base`.
+
+    A measure that a row lacks has an empty cell.
+    """
     if not rows:
         return []
-    names = list(rows[0]["runs"])
+    names = list(dict.fromkeys(name for row in rows for name in row["runs"]))
     bases = {_cell(row): row["runs"][names[0]] for row in rows if row["way"] == base}
     lines = [
-        f"| where | way | {' | '.join(names)} | times {base} |",
+        f"| where | way | {' | '.join(names)} | {f'times {base}' if base else ''} |",
         f"|---|---|{'---|' * (len(names) + 1)}",
     ]
     for row in rows:
-        figures = [f"{statistics.median(row['runs'][name]):.4g}" for name in names]
+        runs = row["runs"]
+        figures = [f"{statistics.median(runs[name]):.4g}" if name in runs else "" for name in names]
         below = bases.get(_cell(row))
         ratio = "" if below is None else f"{_median_ratio(row['runs'][names[0]], below):.2f}"
         where = ", ".join(map(str, _cell(row)))

@@ -5,8 +5,9 @@ optionally `schema`. The section on structure holds the answer to this JSON sche
 
     {"task": "code", "messages": [{"role": "user", "content": "Sort a list in Python."}]}
 
-Two sets have names. `demo` has held-out chats of the kinds that the demo pair was trained on.
-`kinds` has this project's prompts for real models (`kinds.json`).
+Three sets have names. `demo` has held-out chats of the kinds that the demo pair was trained on.
+`kinds` has this project's prompts for real models (`kinds.json`). `tasks` has seven tasks of our
+own words.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from models.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
 _KINDS = Path(__file__).with_name("kinds.json")
+TASKS = Path(__file__).parents[1] / "client" / "prompts.jsonl"
 
 # Kinds of the demo's held-out texts, by task.
 DEMO_TASKS = {"code": "code", "json": "extraction", "text": "short", "creative": "story"}
@@ -52,6 +54,10 @@ class Prompt:
             raise ValueError("the target has no chat template: give prompt in place of messages")
         return tuple(tokenizer.encode_chat(self.messages))
 
+    def chat(self) -> list[Message]:
+        """Return the messages; raw text is a chat of one turn."""
+        return list(self.messages) or [{"role": "user", "content": self.text or ""}]
+
 
 def load_prompts(
     name: str, num_prompts: int, seed: int, tasks: Sequence[str] | None = None
@@ -65,6 +71,7 @@ def load_prompts(
     sets: Mapping[str, Callable[[], list[Prompt]]] = {
         "demo": lambda: list(_demo_prompts(num_prompts, seed)),
         "kinds": lambda: list(_kinds_prompts()),
+        "tasks": lambda: read_prompts(TASKS),
     }
     prompts = sets[name]() if name in sets else read_prompts(Path(name))
     by_task: dict[str, list[Prompt]] = {}

@@ -176,6 +176,13 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
+    """Return the config of a file as `fit_one_machine` changes it."""
+    config: Config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    fit_one_machine(config, api_keys_file=api_keys_file)
+    return config
+
+
+def fit_one_machine(config: Config, *, api_keys_file: Path | None = None) -> None:
     """Change a config for real nodes and GPUs as little as possible, to run on nodes in name.
 
     The demo pair replaces its models, in float32, because only there 4 ranks give the text of 1. It
@@ -183,7 +190,6 @@ def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
     HTTP proxy, because all nodes share one port, and as many replicas as autoscaling begins with.
     Placement stays as it is.
     """
-    config: Config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["proxy_location"] = "HeadOnly"
     [application] = config["applications"]
     args = application["args"]
@@ -205,7 +211,6 @@ def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
         autoscaling = deployment.pop("autoscaling_config", None)
         if autoscaling is not None:
             deployment["num_replicas"] = autoscaling.get("min_replicas", 1)
-    return config
 
 
 def deployment(config: Config, name: str) -> dict[str, Any]:

@@ -106,3 +106,19 @@ def limits(config: Mapping[str, Any]) -> dict[str, float]:
             "Draft.num_leases": args.draft.max_num_seqs,
         }
     return found
+
+
+def capacity(config: Mapping[str, Any]) -> int:
+    """Return the sessions that all routers of a config run at once."""
+    [application] = config["applications"]
+    deployments = application.get("deployments", [])
+    replicas = {d["name"]: d.get("num_replicas", 1) for d in deployments}
+    router = AppConfig.model_validate(application["args"]).router
+    return router.max_sessions * int(replicas.get("Router", 1))
+
+
+def queues(base_url: str) -> dict[str, float]:
+    """Return the router's sessions, by GET /metrics."""
+    response = httpx.get(f"{base_url}/metrics", timeout=_TIMEOUT_S)
+    found = gauges(response.raise_for_status().text)
+    return {"running": found[RUNNING], "waiting": found[WAITING]}

@@ -1,8 +1,18 @@
-"""Reads the memory of every process of a served config, again and again."""
+"""Reads the memory of every process of a served config, again and again, and says how it grew.
+
+Memory is checked by private pages (USS, and their swapped part), because a leak is private memory.
+PSS and RSS also move when another process maps or leaves shared pages. The sum of PSS checks all
+processes together; it counts shared pages once, so growth of shared memory shows there. Ray's own
+processes are reported and not checked. Growth compares the last quarter's median with that of the
+first quarter after the warm-up. Medians ignore the spikes of single samples, and the difference is
+memory that is held, not an extrapolation. A lasting step counts in full at any place. The
+least-squares slope is reported next to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -26,6 +36,7 @@ _RAY_KINDS = {
 }
 _DRIVER = "serve-run"
 MIB = 1 << 20
+_LEAST_SAMPLES = 3  # in a quarter; fewer have no median worth the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +140,56 @@ def _read(process: psutil.Process) -> Memory:
 def _ray_kind(process: psutil.Process) -> str:
     command = " ".join(process.cmdline())
     return next((kind for word, kind in _RAY_KINDS.items() if word in command), "other")
+
+
+def growth(one: Series, from_s: float, every: Series) -> dict[str, float]:
+    """Return how a series grew from the end of the warm-up to the last sample.
+
+    Args:
+        one: of a process, or a sum.
+        from_s: end of the warm-up.
+        every: a sum, which has every sample.
+
+    Returns:
+        `growth`, the share by which the median of the last quarter of that time is above that of
+        the first; both medians, and the slope.
+
+    Raises:
+        ValueError: it cannot be told; the message says why.
+    """
+    sampled = [at_s for at_s in every.at_s if at_s >= from_s]
+    if not sampled:
+        raise ValueError("no sample after the warm-up")
+    if one.at_s[0] > sampled[0]:
+        raise ValueError(f"came {one.at_s[0]:.0f} s after the start")
+    if one.at_s[-1] < sampled[-1]:
+        raise ValueError(f"ended {one.at_s[-1]:.0f} s after the start")
+    quarter_s = (sampled[-1] - sampled[0]) / 4
+    kept = [(t, v) for t, v in zip(one.at_s, one.checked, strict=True) if t >= sampled[0]]
+    early = [v for t, v in kept if t <= sampled[0] + quarter_s]
+    late = [v for t, v in kept if t >= sampled[-1] - quarter_s]
+    least = min(len(early), len(late))
+    if least < _LEAST_SAMPLES:
+        raise ValueError(f"{least} samples in a quarter, at least {_LEAST_SAMPLES} are needed")
+    before, after = statistics.median(early), statistics.median(late)
+    return {
+        "growth": (after - before) / max(before, 1),  # a sum over no process is 0
+        "early_mib": before / MIB,
+        "late_mib": after / MIB,
+        "slope_mib_per_hour": statistics.linear_regression(*zip(*kept, strict=True)).slope
+        * 3600
+        / MIB,
+    }
+
+
+def by_minute(at_s: Sequence[float], values: Sequence[float], digits: int) -> dict[str, object]:
+    """Return median and greatest of each minute that has samples, and the last of all."""
+    minutes: dict[int, list[float]] = {}
+    for time_s, value in zip(at_s, values, strict=False):
+        minutes.setdefault(int(time_s // 60), []).append(value)
+    return {
+        "minute": list(minutes),
+        "p50": [round(statistics.median(found), digits) for found in minutes.values()],
+        "max": [round(max(found), digits) for found in minutes.values()],
+        "last": round(values[-1], digits) if values else None,
+    }

@@ -22,8 +22,6 @@ from ray.serve.context import _set_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from loadtest.service.served import Config
-
 APP = "outrider"
 INGRESS = "Router"
 
@@ -52,18 +50,6 @@ _CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.c
 _HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
 _POLL_S = 0.2
-
-
-def with_replicas(num_replicas: int) -> Callable[[Config], None]:
-    """Return a change of a Serve config: `num_replicas` of Target and Constraint, all else kept."""
-
-    def change(config: Config) -> None:
-        [application] = config["applications"]
-        for deployment in application["deployments"]:
-            if deployment["name"] in ("Target", "Constraint"):
-                deployment["num_replicas"] = num_replicas
-
-    return change
 
 
 class Watched(Protocol):
@@ -134,13 +120,6 @@ def leave_ray() -> None:
     """
     ray.shutdown()
     _set_global_client(None)
-
-
-class Watchable(Watched, Protocol):
-    """A service whose processes are looked at: `Served`, `Attached`."""
-
-    def processes(self) -> list[psutil.Process]:
-        """Return all its living processes, the root first."""
 
 
 class FaultService:

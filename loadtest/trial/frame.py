@@ -1,22 +1,20 @@
-"""The frame of every trial: parse the command line, run, report what did not hold, write, exit.
+"""The frame of commands that pass or fail: parse, run, report what did not hold, write, exit.
 
-A trial brings its options, its events and its checks. The findings so far are printed and written
+A command brings its options and its checks. The findings so far are printed and written
 at any end of the run, an exception and Ctrl-C included. They never read as clean then.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from loadtest.report.machine import ROOT
 from loadtest.report.record import head, write_json
-from loadtest.service.served import POD_ENVIRONMENT, served
 
 
 @dataclass(kw_only=True)
@@ -26,12 +24,10 @@ class Report:
     Attributes:
         violations: what did not hold, a line each.
         crash: why the run ended early; empty when it did not.
-        num_answers: requests of its streams that came to an end, well or not.
     """
 
     violations: list[str] = field(default_factory=list)
     crash: str = ""
-    num_answers: int = 0
 
     @property
     def problems(self) -> list[str]:
@@ -50,9 +46,6 @@ class Report:
     def lines(self) -> Iterable[str]:
         """Return what is printed at the end, before the problems."""
         return ()
-
-    def draw(self, path: Path) -> None:
-        """Draw a figure next to the result; most trials have none."""
 
 
 Found = TypeVar("Found", bound=Report)
@@ -93,50 +86,16 @@ def run_trial(
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(words)
     try:
-        with crash_noted(report):
-            run(arguments, report)
+        run(arguments, report)
+    except BaseException as error:  # Ctrl-C included: what was cut off must not read as clean
+        report.crash = report.crash or f"ended early: {type(error).__name__}: {error}"
+        raise
     finally:
         _print(report)
         if arguments.output is not None:
             first = head(f"python -m {module}", words, vars(arguments))
             write_json(arguments.output, {**first, **report.content()})
-            report.draw(arguments.output.with_suffix(".png"))
     return 0 if report.is_clean else 1
-
-
-@contextlib.contextmanager
-def crash_noted(report: Report) -> Iterator[None]:
-    """Note an exception that ends the block, Ctrl-C included, and let it go on.
-
-    A report of a run that was cut off would say that all was well so far.
-    """
-    try:
-        yield
-    except BaseException as error:
-        report.crash = report.crash or f"ended early: {type(error).__name__}: {error}"
-        raise
-
-
-@contextlib.contextmanager
-def served_at(url: str, config_path: Path, report: Report) -> Iterator[str]:
-    """Yield where a service runs: `url`, or, where that is empty, one of `config_path` as in pods.
-
-    Args:
-        url: of a service that others started and will end; without /v1.
-        config_path: see `served`.
-        report: of the trial; where it has problems at the end, the logs are kept.
-    """
-    if url:
-        yield url.rstrip("/")
-        return
-    with (
-        served(
-            config_path, keeps_folder=lambda: not report.is_clean, environment=POD_ENVIRONMENT
-        ) as service,
-        crash_noted(report),  # before the logs are kept or not
-    ):
-        print(f"the service and its logs are in {service.folder}", flush=True)
-        yield service.base_url
 
 
 def _print(report: Report) -> None:

@@ -8,14 +8,7 @@ from typing import Any
 import instructor
 from openai import AsyncOpenAI, OpenAI
 
-from loadtest.clients.scripts.checks import (
-    ORDER,
-    TIMEOUT_S,
-    Checks,
-    Service,
-    expect,
-    expect_order,
-)
+from loadtest.clients.scripts.checks import ORDER, TIMEOUT_S, Checks, Service, expect, expect_order
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()

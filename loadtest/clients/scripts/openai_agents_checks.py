@@ -17,14 +17,7 @@ from agents import (
 from openai.types.responses import ResponseTextDeltaEvent
 
 from loadtest.clients.scripts import openai_agents_responses
-from loadtest.clients.scripts.checks import (
-    ORDER,
-    STORY,
-    Checks,
-    Service,
-    expect,
-    expect_order,
-)
+from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect, expect_order
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()

@@ -92,7 +92,7 @@ def swapping() -> Iterator[Swapping]:
             service.wait_deployed(LIMIT_S)
             cases = [*free_cases(NUM_STREAMS - 4, num_tokens=120), *constrained_cases(4)]
             load = FaultLoad(cluster.base_url, cases)
-            load.collect_references()
+            load.prepare()
             load.start()
             try:
                 yield Swapping(cluster, service, load)

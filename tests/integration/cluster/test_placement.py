@@ -24,15 +24,8 @@ from ray.util import placement_group_table
 
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
+from loadtest.experiments.rolling import k_limit_is, refusal_is_reported, set_ranks
 from loadtest.report.machine import ROOT
-from loadtest.rolling import (
-    Check,
-    Outcome,
-    Roller,
-    k_limit_is,
-    refusal_is_reported,
-    set_ranks,
-)
 from loadtest.service.cluster import (
     DRAFT,
     ROLE,
@@ -47,6 +40,8 @@ from loadtest.service.cluster import (
 )
 from loadtest.service.parts import FaultService, actors
 from loadtest.service.served import Config
+from loadtest.trial.events import Deploy
+from loadtest.trial.scene import Scene, Terms, happen
 from tests.harness.local import DEMO, demo_tokenizer, local_service, make_request
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -89,7 +84,7 @@ class Running:
     def load(self) -> FaultLoad:
         """Streams with their texts, not running."""
         load = FaultLoad(self.cluster.base_url, CASES, api_key=KEY)
-        load.collect_references()
+        load.prepare()
         return load
 
 
@@ -218,25 +213,32 @@ def streams(running: Running) -> Iterator[FaultLoad]:
     assert [str(failure) for failure in load.take_failures()] == []
 
 
+def roll(
+    running: Running, load: FaultLoad, config: Config, check: Callable[[], str] = str
+) -> Scene:
+    """Deploy a config under the streams; none may notice, and it must be in force."""
+    scene = Scene(terms=Terms(), config=config, loads=[load], running=[load])
+    scene.cluster, scene.watched = running.cluster, running.service
+    deploy = Deploy(way="change", edit=lambda config: None, check=lambda scene: check())
+    assert happen(scene, deploy, steady_s=120.0) == []
+    return scene
+
+
 def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running) -> None:
     base_url = running.cluster.base_url
     with streams(running) as load:
-        roller = Roller(running.cluster, running.service, load)
 
-        def roll(name: str, user_config: Any, check: Check) -> Outcome:
+        def limit(user_config: Any, check: Callable[[], str]) -> None:
             config = running.config()
             deployment(config, "Router")["user_config"] = user_config
-            outcome = roller.roll(name, config, check)
-            print(outcome.line())
-            assert outcome.problems == []
-            assert outcome.replaced == {}, "limits change in place"
-            return outcome
+            scene = roll(running, load, config, check)
+            assert scene.notes["replaced"] == {}, "limits change in place"
 
         lower = {"speculation": {"max_num_speculative_tokens": 4}}
-        roll("other", lower, lambda: k_limit_is(base_url, 4, KEY))
+        limit(lower, lambda: k_limit_is(base_url, 4, KEY))
         wrong = {"speculation": {"max_num_speculative_tokens": 5}, "max_sesions": 9}
-        roll("wrong", wrong, lambda: k_limit_is(base_url, 4, KEY) or refusal_is_reported(base_url))
-        roll("none", None, lambda: k_limit_is(base_url, 8, KEY))
+        limit(wrong, lambda: k_limit_is(base_url, 4, KEY) or refusal_is_reported(base_url))
+        limit(None, lambda: k_limit_is(base_url, 8, KEY))
 
 
 def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
@@ -277,10 +279,8 @@ def test_changed_args_replace_all_under_streams_when_a_node_is_to_spare(running:
     deployment(config, "Target")["max_surge_percent"] = 100
     arguments(config)["router"]["default_max_tokens"] = 7
     with streams(running) as load:
-        outcome = Roller(running.cluster, running.service, load).roll("args", config)
-        print(outcome.line())
-    assert outcome.problems == []
-    assert {"router", "target-rank", "draft-rank", "constraint-replica"} <= set(outcome.replaced)
+        replaced: Any = roll(running, load, config).notes["replaced"]
+    assert {"router", "target-rank", "draft-rank", "constraint-replica"} <= set(replaced)
     assert places()["target-rank"] == Counter(target=1)
     body = {"model": "outrider-demo", "messages": [QUESTION], "ignore_eos": True}
     url = f"{running.cluster.base_url}/v1/chat/completions"

@@ -1,97 +1,71 @@
-"""Processes of the served demo die under streams that must not notice: `loadtest.faults` in small.
+"""Processes of the served demo die under streams that must not notice: the trial in small.
 
-The full campaign, every kind of process twenty times over, is `python -m loadtest.faults`.
+The whole of it, every kind of process twenty times over, is
+`python -m loadtest faults --set rounds=20`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 
-from loadtest.client.answers import Answer
-from loadtest.client.cases import constrained_cases, free_cases
-from loadtest.client.streams import FaultLoad
-from loadtest.faults.campaign import Campaign, Fault, Outcome
-from loadtest.report.machine import ROOT
-from loadtest.service.parts import FaultService
-from loadtest.service.served import Config, section, served
+from loadtest.experiments.trials import FAULTS
+from loadtest.frame.experiment import Result
+from loadtest.service.served import Config, section
+from loadtest.trial.events import Strike
+from loadtest.trial.scene import Scene, Terms
+from loadtest.trial.trial import Place
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-NUM_STREAMS = 3  # free ones, and as many constrained
-FREED_LIMIT_S = 60.0
-FAULTS = [
-    Fault(0, "target-rank", "KILL"),
-    Fault(0, "constraint-replica", "KILL"),
-    Fault(0, "target-coordinator", "KILL"),
-    Fault(0, "constraint-child", "STOP"),
+STRIKES = [
+    Strike(way=f"{kind} {name}", kind=kind, signal=name)
+    for kind, name in (
+        ("target-rank", "KILL"),
+        ("constraint-replica", "KILL"),
+        ("target-coordinator", "KILL"),
+        ("constraint-child", "STOP"),
+    )
 ]
 
 
-@dataclass(frozen=True)
-class Result:
-    references: dict[str, Answer]
-    outcomes: list[Outcome]
-    late_failures: list[str]
-    num_answers: int
-    held: list[str]
-
-
-def wait_long(config: Config) -> None:
+def wait_long(config: Config, terms: Terms) -> None:
     """New requests outwait the only target on a busy machine too: each is to have its text."""
     section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
 
 
 @pytest.fixture(scope="module")
-def result() -> Iterator[Result]:
-    cases = [*free_cases(NUM_STREAMS), *constrained_cases(NUM_STREAMS)]
-    with (
-        served(ROOT / "configs" / "demo.yaml", change=wait_long) as service,
-        FaultService(service) as watched,
-    ):
-        load = FaultLoad(watched.base_url, cases)
-        references = load.collect_references()
-        load.start()
-        try:
-            outcomes = list(Campaign(watched, load, random.Random(0)).run(FAULTS))
-        finally:
-            load.stop()
-        late = [str(failure) for failure in load.take_failures()]
-        held = watched.wait_freed(FREED_LIMIT_S)
-        yield Result(references, outcomes, late, load.num_answers, held)
+def found() -> Result:
+    trial = replace(FAULTS, place=Place(change=wait_long), events=lambda scene: STRIKES)
+    return trial.run(Scene(terms=Terms(**{**FAULTS.terms, "streams": 3})))
 
 
-def test_every_request_completes_with_its_text(result: Result) -> None:
-    assert {str(o.fault): o.problems for o in result.outcomes if o.problems} == {}
-    assert sum(o.num_refused for o in result.outcomes) == 0
-    assert result.late_failures == []
-    assert result.num_answers > len(FAULTS)
+def test_every_request_completes_with_its_text_and_everything_is_free_afterwards(
+    found: Result,
+) -> None:
+    assert found.problems == []
+    assert sum(sum(row["runs"]["refused"]) for row in found.rows) == 0
+    assert found.extra["num_answers"] > len(STRIKES)
 
 
-def test_the_faults_struck_where_they_hurt(result: Result) -> None:
+def test_the_faults_struck_where_they_hurt(found: Result) -> None:
     """Or the texts above say nothing: a lost target pauses all, a lost constraint replica some."""
-    pauses = {o.fault.kind: (o.pause_free_s, o.pause_constrained_s) for o in result.outcomes}
+    pauses = {
+        row["way"]: (row["runs"]["pause_free_s"][0], row["runs"]["pause_constrained_s"][0])
+        for row in found.rows
+    }
     for kind in ("target-rank", "target-coordinator"):
-        assert min(pauses[kind]) > 1.0, pauses
-    assert pauses["constraint-replica"][1] > 1.0, pauses
-    assert [o.fault for o in result.outcomes] == FAULTS
+        assert min(pauses[f"{kind} KILL"]) > 1.0, pauses
+    assert pauses["constraint-replica KILL"][1] > 1.0, pauses
+    assert list(pauses) == [strike.way for strike in STRIKES]
 
 
-def test_a_stopped_child_is_ended_by_its_parent(result: Result) -> None:
-    [stopped] = [o for o in result.outcomes if o.fault.signal == "STOP"]
-    assert stopped.ended_by == "supervision"
+def test_a_stopped_child_is_ended_by_its_parent(found: Result) -> None:
+    stopped = found.extra["events"][-1]
+    assert (stopped["event"], stopped["ended_by"]) == ("constraint-child STOP", "supervision")
 
 
-def test_drafts_were_in_use(result: Result) -> None:
-    assert all(
-        answer.num_draft_tokens > 0
-        for name, answer in result.references.items()
-        if name in ("free-0", "constrained-0")
-    )
-
-
-def test_everything_is_free_afterwards(result: Result) -> None:
-    assert result.held == []
+def test_drafts_were_in_use(found: Result) -> None:
+    assert found.extra["drafted"]["free-0"] > 0
+    assert found.extra["drafted"]["constrained-0"] > 0

@@ -9,11 +9,12 @@ import pytest
 
 from loadtest.client.cases import free_cases
 from loadtest.client.streams import FaultLoad
+from loadtest.experiments.trials import FAST_METRICS
 from loadtest.report.machine import ROOT
-from loadtest.scaling.__main__ import FAST_METRICS
-from loadtest.scaling.replicas import Watch, changes
 from loadtest.service.parts import FaultService
+from loadtest.service.replicas import changes, look_at_replicas
 from loadtest.service.served import Served, served
+from loadtest.service.watch import Watch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -56,11 +57,11 @@ def test_a_target_that_leaves_waits_for_its_streams() -> None:
         FaultService(service) as watched,
     ):
         stay, leave = (FaultLoad(watched.base_url, part) for part in (cases[:4], cases[4:]))
-        watch = Watch(0.5, lambda: 0)
+        watch = Watch(0.5, look_at_replicas())
         watch.start()
         try:
             for load in (stay, leave):
-                load.collect_references()
+                load.prepare()
             assert changes(watch.samples, "Target")[0][1] == 1
             for load in (stay, leave):
                 load.start()

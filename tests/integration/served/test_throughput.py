@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from loadtest.report.machine import ROOT
-from loadtest.scaling.replicas import metrics_port
 from loadtest.service.parts import FaultService
+from loadtest.service.replicas import metrics_port
 from loadtest.service.served import POD_ENVIRONMENT, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from loadtest.client.precedence import take_precedence
+from loadtest.client.arrivals import take_precedence
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="no scheduling policies here")

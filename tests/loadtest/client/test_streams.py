@@ -63,7 +63,7 @@ def run_until(load: FaultLoad, is_enough: Callable[[], bool]) -> None:
 
 def test_right_answers_are_no_failures(server: ScriptedServer) -> None:
     load = FaultLoad(server.url, [FREE, CONSTRAINED])
-    assert load.collect_references()["free"].text == GOOD
+    assert load.prepare()["free"].text == GOOD
     run_until(load, lambda: load.num_answers >= 10)
     assert load.take_failures() == []
 
@@ -82,7 +82,7 @@ def test_right_answers_are_no_failures(server: ScriptedServer) -> None:
 )
 def test_wrong_answers_are_failures(server: ScriptedServer, script: Script, reason: str) -> None:
     load = FaultLoad(server.url, [CONSTRAINED])
-    load.collect_references()
+    load.prepare()
     server.script = script
     run_until(load, lambda: load.num_answers >= 1)
     failures = load.take_failures()
@@ -96,10 +96,10 @@ def test_wrong_answers_are_failures(server: ScriptedServer, script: Script, reas
 def test_a_reference_must_obey_its_schema_and_have_a_text(server: ScriptedServer) -> None:
     server.script = good('{"a": "x"}')
     with pytest.raises(RuntimeError, match=r"reference of held: .*'x' is not of type 'integer'"):
-        FaultLoad(server.url, [CONSTRAINED]).collect_references()
+        FaultLoad(server.url, [CONSTRAINED]).prepare()
     server.script = good("")
     with pytest.raises(RuntimeError, match="reference of free: no text"):
-        FaultLoad(server.url, [FREE]).collect_references()
+        FaultLoad(server.url, [FREE]).prepare()
 
 
 def test_a_server_that_is_gone_is_an_error() -> None:
@@ -110,35 +110,24 @@ def test_a_server_that_is_gone_is_an_error() -> None:
 
 def test_waits_are_found_by_when_they_were_and_whose(server: ScriptedServer) -> None:
     load = FaultLoad(server.url, [FREE, CONSTRAINED])
-    load.collect_references()
+    load.prepare()
     load.start()
     try:
         assert load.wait_steady(WAIT_S)
         began_s = time.monotonic()
         server.script = late(good(), 1.0)
         time.sleep(0.5)
-        during = load.longest_wait(began_s, time.monotonic(), is_constrained=True)
-        assert during > 0.2, "a wait that lasts counts as well"
+        during = load.figures(began_s, time.monotonic())
+        assert during["pause_constrained_s"] > 0.2, "a wait that lasts counts as well"
         assert load.wait_steady(WAIT_S)
-        ended_s = time.monotonic()
-        assert load.longest_wait(began_s, ended_s, is_constrained=True) > 0.9
-        assert load.longest_wait(began_s, ended_s, is_constrained=False) > 0.9
-        assert load.longest_wait(began_s - 10.0, began_s - 5.0, is_constrained=False) == 0.0
+        found = load.figures(began_s, time.monotonic())
+        assert found["pause_constrained_s"] > 0.9
+        assert found["pause_free_s"] > 0.9
+        assert found["longest_gap_s"] < 0.9, "the prompt and a place in the queue are no gap"
+        before = load.figures(began_s - 10.0, began_s - 5.0)
+        assert set(before.values()) == {0.0}
     finally:
         load.stop()
-
-
-def test_calm_is_measured_for_each_kind_of_stream(server: ScriptedServer) -> None:
-    load = FaultLoad(server.url, [FREE, CONSTRAINED])
-    load.collect_references()
-    server.script = late(good(), 0.3)
-    load.start()
-    try:
-        calm_s = load.measure_calm(0.5, WAIT_S)
-    finally:
-        load.stop()
-    assert set(calm_s) == {"free", "constrained"}
-    assert all(wait_s > 0.2 for wait_s in calm_s.values())
 
 
 def test_cases_differ_and_bound_their_answers() -> None:

@@ -72,7 +72,7 @@ def test_a_run_that_was_cut_goes_on_with_the_same_settings_only(
     [
         ("forced --workload lists", "--workload: must be among order, long keys"),
         ("forced --pair nowhere", "pair 'nowhere': target/config.json is missing"),
-        ("", "an experiment is needed"),
+        ("", "an experiment is needed, or a trial"),
     ],
 )
 def test_options_that_name_nothing_are_refused(

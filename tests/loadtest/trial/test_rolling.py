@@ -1,0 +1,108 @@
+"""What is deployed to a running service; no cluster."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config.live_limits import with_user_config
+from deployments.config.model_files import check_models, resolved
+from deployments.config.schema import AppConfig
+from loadtest.experiments.rolling import changes, first_config
+from loadtest.report.machine import ROOT
+from loadtest.service.cluster import arguments, deployment, on_one_machine
+from loadtest.service.served import Config
+from loadtest.trial.scene import Terms
+
+PROD = ROOT / "configs" / "prod.yaml"
+PLACED = (
+    "ray_actor_options",
+    "placement_group_bundles",
+    "placement_group_bundle_label_selector",
+    "graceful_shutdown_timeout_s",
+)
+
+
+def checked(config: Config) -> AppConfig:
+    schema = ServeDeploySchema.model_validate(config)
+    whole = resolved(AppConfig.model_validate(schema.applications[0].args))
+    check_models(whole)
+    return whole
+
+
+def test_a_config_for_real_nodes_keeps_its_placement_on_one_machine() -> None:
+    ours, theirs = on_one_machine(PROD), yaml.safe_load(PROD.read_text(encoding="utf-8"))
+    for name in ("Router", "Target", "Draft", "Constraint"):
+        for key in PLACED:
+            assert deployment(ours, name).get(key) == deployment(theirs, name).get(key)
+    assert checked(ours).target.tensor_parallel_size == 4
+    before, after = arguments(theirs), arguments(ours)
+    assert before.keys() == after.keys()
+    changed = {
+        (section, key)
+        for section, part in after.items()
+        for key, value in part.items()
+        if before[section].get(key) != value
+    }
+    model = {"model_path", "revision", "device", "dtype", "max_model_len", "kv_cache_tokens"}
+    assert changed == {
+        *((section, key) for section in ("target", "draft") for key in model),
+        *(("router", key) for key in ("model_name", "tokenizer_path", "api_keys_file")),
+    }
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        parts = [leaves(value, f"{path}.{key}") for key, value in tree.items()]
+    elif isinstance(tree, list):
+        parts = [leaves(value, f"{path}.{i}") for i, value in enumerate(tree)]
+    else:
+        return {path: tree}
+    return {key: value for part in parts for key, value in part.items()} or {path: tree}
+
+
+def first() -> Config:
+    config: Config = yaml.safe_load(PROD.read_text(encoding="utf-8"))
+    first_config(config, Terms(tensor_parallel_size=1))
+    return config
+
+
+def deployed() -> Iterator[tuple[str, Config]]:
+    config = first()
+    for change in changes(config):
+        config = copy.deepcopy(config)
+        change.edit(config)
+        yield change.way, config
+
+
+def test_each_change_is_the_one_it_is_called() -> None:
+    before = first()
+    checked(before)
+    found = {}
+    for name, config in deployed():
+        checked(config)
+        old, new = leaves(before), leaves(config)
+        found[name] = {key.rsplit(".", 1)[1] for key in old | new if old.get(key) != new.get(key)}
+        before = config
+    k_limit = "max_num_speculative_tokens"
+    assert found["other limits"] >= {k_limit, "max_sessions"}
+    assert found["wrong limits"] == {k_limit, "max_sessions", "max_sesions"}
+    assert found["a second draft"] == {"num_replicas"}
+    assert found["a key of the router"] == {"default_max_tokens"}
+    assert found["a key of the target"] == {"max_num_batched_tokens"}
+
+
+def test_only_the_wrong_limits_are_wrong() -> None:
+    base = checked(first()).router
+    for name, changed in deployed():
+        limits = deployment(changed, "Router")["user_config"]
+        if name == "wrong limits":
+            with pytest.raises(ValueError, match="unknown key 'max_sesions'"):
+                with_user_config(base, limits)
+        else:
+            with_user_config(base, limits)
