@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.experiments.registry import EXPERIMENTS
-from loadtest.frame.experiment import Experiment, Result, measure, table
+from loadtest.frame.claims import summary
+from loadtest.frame.experiment import Cell, Experiment, Result, measure, table
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
-from loadtest.frame.record import rows_to_go_on, write_result
+from loadtest.frame.record import read_result, rows_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
 from loadtest.frame.workloads import by_task
+from loadtest.report.record import SAMPLES
 
 
 def _opener(name: str) -> Opener:
@@ -57,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         _print_list()
         return 0
+    if arguments.summary:
+        _print_summary(arguments.summary)
+        return 0
     if arguments.name is None:
         parser.error("an experiment is needed; --list names them")
     try:
@@ -78,6 +83,8 @@ def _reported(
         print(line)
     for claim in result.claims(experiment.goals):
         print(claim)
+    if len(experiment.places()) > 1:
+        print(*summary(result.rows), sep="\n")
     for problem in result.problems:
         print(f"VIOLATED: {problem}")
     if output is not None:
@@ -110,19 +117,38 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
         "workloads": _among("workload", arguments.workload, experiment.workloads),
         "ways": _among("way", arguments.way, experiment.ways),
     }
-    for name in ("tokens", "count", "repeats", "warm_s"):
+    for name in ("tokens", "count", "run_s", "repeats", "warm_s"):
         changes[name] = getattr(arguments, name)
     for name, given in (("stages", arguments.stage), ("batches", arguments.batch)):
         changes[name] = None if given is None else tuple(given)
+    changes["cells"] = _chosen_cells(experiment, arguments)
     experiment = replace(
         experiment, **{name: value for name, value in changes.items() if value is not None}
     )
     models = _models(arguments, experiment)
     engine = {"dtype": "bfloat16", "num_threads": arguments.threads, **experiment.engine}
-    most = max(experiment.batches)
+    most = max(batch for _, _, batch in experiment.places())
     engine.setdefault("max_model_len", 512)
     engine.setdefault("kv_cache_tokens", (most + 1) * engine["max_model_len"])
     return experiment, replace(models, engine=engine, router=experiment.router)
+
+
+def _chosen_cells(experiment: Experiment, arguments: argparse.Namespace) -> tuple[Cell, ...]:
+    """Return the cells of an experiment that names its cells, as far as the options allow them.
+
+    Raises:
+        ValueError: they allow none.
+    """
+    found = tuple(
+        (stage, workload, batch)
+        for stage, workload, batch in experiment.cells
+        if stage in (arguments.stage or [stage])
+        and workload in (arguments.workload or [workload])
+        and batch in (arguments.batch or [batch])
+    )
+    if experiment.cells and not found:
+        raise ValueError("--stage, --workload, --batch: this experiment has no such cell")
+    return found
 
 
 def _models(arguments: argparse.Namespace, experiment: Experiment) -> Models:
@@ -146,6 +172,16 @@ def _among(kind: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> 
     return {name: known[name] for name in known if name in names}
 
 
+def _print_summary(paths: Sequence[Path]) -> None:
+    """Print adaptive k next to the best fixed k and to plain decoding, over several records."""
+    rows = [
+        {**row, "workload": f"{record['settings']['pair']}, {row['workload']}"}
+        for record in map(read_result, paths)
+        for row in record[SAMPLES]
+    ]
+    print(*summary(rows), sep="\n")
+
+
 def _print_list() -> None:
     width = max(map(len, EXPERIMENTS))
     for name, experiment in EXPERIMENTS.items():
@@ -161,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("name", nargs="?", choices=sorted(EXPERIMENTS), metavar="NAME", help="of an experiment")
     add("--list", action="store_true", help="name the experiments and their questions")
+    add("--summary", nargs="+", type=Path, metavar="FILE", help="of adaptive k, over records")
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
     add("--target", help="folder of your own target, in place of --pair")
@@ -172,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", nargs="+", type=int, help="requests at a time")
     add("--tokens", type=int, help="of each answer, at most")
     add("--count", type=int, help="requests of a run for each place")
+    add("--run-s", type=float, help="a run has requests for so long; 0: --count decides")
     add("--repeats", type=int, help="turns")
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--threads", type=int, default=2, help="of torch, for each model")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from loadtest.experiments.drafting import HEADS, KINDS, SPEED
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
+from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.frame.experiment import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -15,4 +16,5 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "forced": FORCED,
     "constrained": CONSTRAINED,
     "first-token": FIRST_TOKEN,
+    **SCENARIOS,
 }
