@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loadtest.experiments.drafting import HEADS, KINDS, SPEED
+from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.frame.experiment import Experiment
@@ -13,6 +13,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "speed": SPEED,
     "heads": HEADS,
     "kinds": KINDS,
+    "kinds-heads": KINDS_HEADS,
     "forced": FORCED,
     "constrained": CONSTRAINED,
     "first-token": FIRST_TOKEN,
