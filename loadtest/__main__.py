@@ -21,18 +21,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadtest.experiments.registry import EXPERIMENTS, TRIALS
-from loadtest.frame.claims import Claim
-from loadtest.frame.experiment import Experiment, Result, measure, table
+from loadtest.frame.claims import Claim, summary
+from loadtest.frame.experiment import Cell, Experiment, Result, measure, table
 from loadtest.frame.page import PAGE, page
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
-from loadtest.frame.record import rows_to_go_on, write_result
+from loadtest.frame.record import read_result, rows_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
 from loadtest.frame.workloads import by_task
+from loadtest.report.record import SAMPLES
 from loadtest.trial.command import choose
 
 _OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experiment has, and unused
-_OF_BOTH = {*("name", "list", "page", "quick", "output", "threads"), *_OF_TRIALS}
+_OF_BOTH = {*("name", "list", "page", "summary", "quick", "output", "threads"), *_OF_TRIALS}
 
 
 def _opener(name: str) -> Opener:
@@ -128,6 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.page:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
+    if arguments.summary:
+        _print_summary(arguments.summary)
+        return 0
     if arguments.name is None:
         parser.error("an experiment is needed, or a trial; --list names them")
     try:
@@ -147,6 +151,7 @@ def _reported(
         print(line)
     for claim in chosen.claims(result):
         print(claim)
+    print(*summary(result.rows), sep="\n")
     for problem in result.problems:
         print(f"VIOLATED: {problem}")
     if output is not None:
@@ -205,19 +210,38 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
         "workloads": _among("workload", arguments.workload, experiment.workloads),
         "ways": _among("way", arguments.way, experiment.ways),
     }
-    for name in ("tokens", "count", "repeats", "warm_s"):
+    for name in ("tokens", "count", "run_s", "repeats", "warm_s"):
         changes[name] = getattr(arguments, name)
     for name, given in (("stages", arguments.stage), ("batches", arguments.batch)):
         changes[name] = None if given is None else tuple(given)
+    changes["cells"] = _chosen_cells(experiment, arguments)
     experiment = replace(
         experiment, **{name: value for name, value in changes.items() if value is not None}
     )
     models = _models(arguments, experiment)
     engine = {"dtype": "bfloat16", "num_threads": arguments.threads, **experiment.engine}
-    most = max(experiment.batches)
+    most = max(batch for _, _, batch in experiment.places())
     engine.setdefault("max_model_len", 512)
     engine.setdefault("kv_cache_tokens", (most + 1) * engine["max_model_len"])
     return experiment, replace(models, engine=engine, router=experiment.router)
+
+
+def _chosen_cells(experiment: Experiment, arguments: argparse.Namespace) -> tuple[Cell, ...]:
+    """Return the cells of an experiment that names its cells, as far as the options allow them.
+
+    Raises:
+        ValueError: they allow none.
+    """
+    found = tuple(
+        (stage, workload, batch)
+        for stage, workload, batch in experiment.cells
+        if stage in (arguments.stage or [stage])
+        and workload in (arguments.workload or [workload])
+        and batch in (arguments.batch or [batch])
+    )
+    if experiment.cells and not found:
+        raise ValueError("--stage, --workload, --batch: this experiment has no such cell")
+    return found
 
 
 def _models(arguments: argparse.Namespace, experiment: Experiment) -> Models:
@@ -254,6 +278,16 @@ def _print_list(name: str | None) -> None:
         print(f"{name:<{width}}  {question}")
 
 
+def _print_summary(paths: Sequence[Path]) -> None:
+    """Print adaptive k next to the best fixed k and to plain decoding, over several records."""
+    rows = [
+        {**row, "workload": f"{record['settings']['pair']}, {row['workload']}"}
+        for record in map(read_result, paths)
+        for row in record[SAMPLES]
+    ]
+    print(*summary(rows), sep="\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
@@ -270,6 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--list", action="store_true", help="name all, with their questions; or a trial's terms")
     add("--page", action="store_true", help="write the page of figures from the kept records")
+    add("--summary", nargs="+", type=Path, metavar="FILE", help="of adaptive k, over records")
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
     add("--target", help="folder of your own target, in place of --pair")
@@ -281,6 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", nargs="+", type=int, help="requests at a time")
     add("--tokens", type=int, help="of each answer, at most")
     add("--count", type=int, help="requests of a run for each place")
+    add("--run-s", type=float, help="a run has requests for so long; 0: --count decides")
     add("--repeats", type=int, help="turns")
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--threads", type=int, default=2, help="of torch, for each model")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from loadtest.frame.claims import ADAPTIVE_TO_PLAIN, Goal, never_wrong
 from loadtest.frame.experiment import Experiment
 from loadtest.frame.ways import Way, by_k
@@ -41,6 +44,12 @@ HEADS = Experiment(
     repeats=5,
 )
 
+# A model without a draft model: suffix decoding drafts, as in configs/smollm2.yaml.
+_REPEATS: dict[str, Any] = {
+    "speculation": {"method": "suffix", "suffix_decoding_max_tree_depth": 24}
+}
+_HEADS_GAIN, _LITTLE_GAIN = 1.5, 1.2  # heads gain where suffix decoding gains little
+
 KINDS = Experiment(
     question="how fast is a real model over HTTP without a draft model, by kind of prompt",
     workloads=by_task("kinds", 64),
@@ -51,8 +60,30 @@ KINDS = Experiment(
     },
     stages=("http",),
     pair="smollm2",
-    router={"speculation": {}},
+    router=_REPEATS,
     goals=(Goal(way="adaptive", to="plain", at_least=ADAPTIVE_TO_PLAIN),),
     tokens=128,
     repeats=3,
+)
+
+_WITH_HEADS: dict[str, Any] = {"target": {"heads": "models/demo/smollm2"}}
+
+KINDS_HEADS = replace(
+    KINDS,
+    question="what do heads on a real model bring, beside suffix decoding, by kind of prompt",
+    ways={
+        "plain": Way(k=0, **_WITH_HEADS),
+        "suffix alone": Way(drafter="suffix", **_WITH_HEADS),
+        "heads alone": Way(drafter="heads", **_WITH_HEADS),
+        "both": Way(**_WITH_HEADS),
+    },
+    goals=(
+        Goal(
+            way="heads alone",
+            to="plain",
+            at_least=_HEADS_GAIN,
+            unless=Goal(way="suffix alone", to="plain", at_least=_LITTLE_GAIN),
+        ),
+        Goal(way="both", to="* alone", at_least=1.0, by="ratio to best"),
+    ),
 )

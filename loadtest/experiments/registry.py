@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
-from loadtest.experiments.drafting import HEADS, KINDS, SPEED
+from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
+from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.frame.experiment import Experiment
 from loadtest.trial.trial import Trial
@@ -18,9 +19,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "speed": SPEED,
     "heads": HEADS,
     "kinds": KINDS,
+    "kinds-heads": KINDS_HEADS,
     "forced": FORCED,
     "constrained": CONSTRAINED,
     "first-token": FIRST_TOKEN,
+    **SCENARIOS,
 }
 
 TRIALS: dict[str, Trial] = {

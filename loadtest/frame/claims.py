@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from loadtest.frame.ways import ADAPTIVE, PLAIN
 from loadtest.report.ratios import Estimate, ratio_of, ratio_to_best
 
 Row = Mapping[str, Any]  # of a record: its cell, its way, and the runs of each measure
@@ -63,7 +64,8 @@ class Goal:
         to: the way that it is compared with, or a pattern: the best of those that match.
         measure: name of a measure.
         at_least, at_most: the goal; one of them.
-        only: values that a cell must have, by `stage`, `workload`, `batch`.
+        only: values that a cell must have, by `stage`, `workload`, `batch`; a tuple: one of them.
+        unless: a goal that a cell must miss for this one to be a claim.
         by: how the two are compared.
     """
 
@@ -73,6 +75,7 @@ class Goal:
     at_least: float | None = None
     at_most: float | None = None
     only: Mapping[str, Any] = field(default_factory=dict)
+    unless: Goal | None = None
     by: Literal["ratio", "difference", "ratio to best"] = "ratio"
 
     def claims(self, rows: Sequence[Row]) -> Iterator[Claim]:
@@ -81,7 +84,7 @@ class Goal:
         goal = self.at_least if self.at_most is None else self.at_most
         assert goal is not None, f"a claim about {self.way} has no goal"
         for cell, ways in cells(rows).items():
-            if any(cell[CELL.index(name)] != value for name, value in self.only.items()):
+            if not self._is_about(cell, ways):
                 continue
             estimate = self._estimate(ways)
             if estimate is not None:
@@ -93,6 +96,15 @@ class Goal:
                     goal,
                     (estimate.low, estimate.high),
                 )
+
+    def _is_about(self, cell: tuple[Any, ...], ways: Mapping[str, Row]) -> bool:
+        for name, value in self.only.items():
+            own = cell[CELL.index(name)]
+            if own not in value if isinstance(value, tuple) else own != value:
+                return False
+        return self.unless is None or not all(
+            claim.is_met for claim in self.unless.claims(list(ways.values()))
+        )
 
     def _estimate(self, ways: Mapping[str, Row]) -> Estimate | None:
         others = {
@@ -123,9 +135,29 @@ def cells(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
     return grouped
 
 
-def never_wrong(to_best: float = ADAPTIVE_TO_BEST) -> tuple[Goal, Goal]:
-    """Return the claims that adaptive k is near the best fixed k, 0 included, and near plain."""
+def never_wrong(to_best: float = ADAPTIVE_TO_BEST, **fields: Any) -> tuple[Goal, Goal]:
+    """Return the claims that adaptive k is near the best fixed k, 0 included, and near plain.
+
+    `fields` are further fields of both goals.
+    """
     return (
-        Goal(way="adaptive", to="k=*", at_least=to_best, by="ratio to best"),
-        Goal(way="adaptive", to="k=0", at_least=ADAPTIVE_TO_PLAIN),
+        Goal(way=ADAPTIVE, to="k=*", at_least=to_best, by="ratio to best", **fields),
+        Goal(way=ADAPTIVE, to=PLAIN, at_least=ADAPTIVE_TO_PLAIN, **fields),
     )
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the ratios of `never_wrong` over all cells: the median, the worst, those that miss."""
+    for goal in never_wrong():
+        values = {claim.text: claim.value for claim in goal.claims(rows)}
+        if values:
+            goals = sorted({goal.at_least or 0.0, 1.0})
+            below = [
+                f"{sum(v < least for v in values.values())} below {least:g}" for least in goals
+            ]
+            worst = min(values, key=lambda text: values[text])
+            yield (
+                f"{goal.way} {_WORDS[goal.by]} {goal.to} over {len(values)} cells: "
+                f"median {statistics.median(values.values()):.2f}, "
+                f"worst {values[worst]:.2f} ({worst.split(': ')[0]}), {', '.join(below)}"
+            )

@@ -7,10 +7,12 @@ text depends on the way. One record and one table serve all experiments.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby, product
 from typing import Any
 
 from loadtest.frame.claims import CELL, Claim, Goal
@@ -30,17 +32,20 @@ class Terms:
     Attributes:
         count: number of requests.
         tokens: limit of each answer.
+        batch: requests at a time.
         turn: number of the run, from 0; a workload may ask something new each time.
         models: the pair that is asked: its tokenizer is that of the prompts.
     """
 
     count: int
     tokens: int
+    batch: int = 1
     turn: int
     models: Models
 
 
 Workload = Callable[[Terms], Sequence[Ask]]
+Cell = tuple[str, str, int]  # stage, workload, batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ class Experiment:
         ways: by name, in the order of the table; the first is the one that others are compared to.
         stages: names of `STAGES`.
         batches: requests at a time.
+        cells: some of (stage, workload, batch) in place of all combinations of these.
         measures: names of `MEASURES`, the first one compared.
         goals: claims.
         pair: of models, by a name that `pairs.py` knows.
@@ -60,6 +66,8 @@ class Experiment:
         router: fields of the section `router`.
         tokens: of each answer, at most.
         count: requests of a run for each place; at least one.
+        run_s: a run has as many requests as the first way answers in about this time, and at least
+            two for each place; 0: `count` decides.
         repeats: turns.
         warm_s: how long a way with a planner runs before it counts.
     """
@@ -69,6 +77,7 @@ class Experiment:
     ways: Mapping[str, Way]
     stages: tuple[str, ...] = ("engine",)
     batches: tuple[int, ...] = (1,)
+    cells: tuple[Cell, ...] = ()
     measures: tuple[str, ...] = ("tokens_per_s", "tokens_per_round", "acceptance", "mean_k")
     goals: tuple[Goal, ...] = ()
     pair: str = "demo"
@@ -76,6 +85,7 @@ class Experiment:
     router: Mapping[str, Any] = field(default_factory=dict)
     tokens: int = 64
     count: int = 4
+    run_s: float = 0.0
     repeats: int = 5
     warm_s: float = 0.0
 
@@ -84,13 +94,24 @@ class Experiment:
         return replace(
             self,
             workloads=dict(list(self.workloads.items())[:1]),
+            run_s=0.0,
             batches=self.batches[:1],
             stages=self.stages[:1],
+            cells=self.cells[:1],
             tokens=min(self.tokens, 16),
             count=min(self.count, 2),
             repeats=2,
             warm_s=0.0,
         )
+
+    def places(self) -> list[Cell]:
+        """Return the cells that are run, each as (stage, workload, batch)."""
+        every = self.cells or product(self.stages, self.workloads, self.batches)
+        return [cell for cell in every if cell[1] in self.workloads]
+
+    def ways_on(self, stage: str) -> dict[str, Way]:
+        """Return the ways that are run on a stage."""
+        return {n: way for n, way in self.ways.items() if not way.stages or stage in way.stages}
 
     @property
     def base(self) -> str:
@@ -139,39 +160,34 @@ def measure(
     """
     result = Result(rows=[dict(row) for row in known])
     done = {tuple(row[name] for name in CELL) for row in known}
-    for name in experiment.stages:
-        cells = [cell for cell in _cells(experiment) if (name, *cell) not in done]
-        if not cells:
-            continue
+    left = [cell for cell in experiment.places() if cell not in done]
+    for name, cells in groupby(left, lambda cell: cell[0]):
         with openers[name](models) as stage:
-            for workload, batch in cells:
-                cell = dict(zip(CELL, (name, workload, batch), strict=True))
+            for values in cells:
+                cell = dict(zip(CELL, values, strict=True))
                 _measure_cell(experiment, models, stage, cell, result)
                 on_cell(result)
     return result
-
-
-def _cells(experiment: Experiment) -> Iterator[tuple[str, int]]:
-    for workload in experiment.workloads:
-        for batch in experiment.batches:
-            yield workload, batch
 
 
 def _measure_cell(
     experiment: Experiment, models: Models, stage: Stage, cell: Mapping[str, Any], result: Result
 ) -> None:
     batch = cell["batch"]
+    ways = experiment.ways_on(cell["stage"])
     asks = _Turns(experiment.workloads[cell["workload"]], experiment, models, batch)
+    if experiment.run_s:
+        asks.fill(stage, ways[experiment.base], experiment.run_s)
     lines: dict[str, Callable[[], Run]] = {
-        name: partial(asks.run, stage, way) for name, way in experiment.ways.items()
+        name: partial(asks.run, stage, way) for name, way in ways.items()
     }
-    for way in experiment.ways.values():
+    for way in ways.values():
         asks.warm(stage, way, experiment.warm_s)
     found = interleave(lines, experiment.repeats)
     for name, runs in found.items():
         result.rows.append({**cell, "way": name, "runs": _figures(experiment.measures, runs)})
     where = ", ".join(str(value) for value in cell.values())
-    result.problems += [f"{where}: {text}" for text in _differences(experiment.ways, found)]
+    result.problems += [f"{where}: {text}" for text in _differences(ways, found)]
 
 
 class _Turns:
@@ -180,7 +196,11 @@ class _Turns:
     def __init__(self, workload: Workload, experiment: Experiment, models: Models, batch: int):
         self._workload = workload
         self._terms = Terms(
-            count=experiment.count * batch, tokens=experiment.tokens, turn=0, models=models
+            count=experiment.count * batch,
+            tokens=experiment.tokens,
+            batch=batch,
+            turn=0,
+            models=models,
         )
         self._batch = batch
         self._turns: dict[str, int] = {}  # by way
@@ -191,6 +211,19 @@ class _Turns:
         turn = self._turns[repr(way)] = self._turns.get(repr(way), 0) + 1
         return stage.run(self._asks(turn), way, self._batch)
 
+    def fill(self, stage: Stage, way: Way, run_s: float) -> None:
+        """Have as many requests as a way answers in `run_s`, at least two for each place.
+
+        The measured time ends with the first place that stays empty (`Run.tokens_per_s`).
+        """
+        count = 2 * self._batch
+        self._terms = replace(self._terms, count=count)
+        least = self._workload(self._terms)
+        for _ in range(2):  # the first pass makes things, which is not measured
+            run = stage.run(least, way, self._batch)
+        took_s = run.num_tokens / run.tokens_per_s
+        self._terms = replace(self._terms, count=count * max(1, math.ceil(run_s / took_s)))
+
     def warm(self, stage: Stage, way: Way, warm_s: float) -> None:
         """Run a short form once, and on for `warm_s` where a planner learns."""
         short = [
@@ -199,7 +232,7 @@ class _Turns:
         ]
         stage.run(short, way, self._batch)
         passed_s = 0.0
-        while way.k is None and passed_s < warm_s:
+        while (way.k is None or way.is_pinned) and passed_s < warm_s:
             run = stage.run(self._asks(0), way, self._batch)
             passed_s += max(one.ended_s for one in run.answers) - min(
                 one.began_s for one in run.answers

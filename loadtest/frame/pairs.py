@@ -6,6 +6,8 @@ A pair may be missing on a machine. The message says how it would come there.
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from loadtest.frame.stages import Models
@@ -13,6 +15,9 @@ from loadtest.report.machine import ROOT
 from models.fetch.known import SMOLLM2 as FETCHED
 
 DEMO, SMOLLM2 = "demo", "smollm2"
+_GROWN = re.compile(r"a\d+-c\d+")
+_TURNING = re.compile(r"a(\d+)to(\d+)-(c\d+)")
+LATER = "later"  # pool of the draft that takes the first one's place
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "outrider" / "pairs"
 
 
@@ -21,7 +26,8 @@ def find_models(name: str) -> Models:
 
     Args:
         name: `demo`, `smollm2` (no draft model), a pair that was grown into the cache, or a folder
-            that holds target/ and draft/, maybe as LABEL=FOLDER.
+            that holds target/ and draft/, maybe as LABEL=FOLDER. `a95to30-c5` is `a95-c5`, whose
+            draft makes way for that of `a30-c5` after half of a run's requests.
 
     Raises:
         ValueError: it is not here.
@@ -33,15 +39,21 @@ def find_models(name: str) -> Models:
                 f"{name} is not here; `python -m models.fetch {FETCHED.command}` brings it"
             )
         return Models(label=name, target=folder, drafts={})
+    if turning := _TURNING.fullmatch(name):
+        first, later, cost = turning.groups()
+        models, then = (find_models(f"a{part}-{cost}") for part in (first, later))
+        drafts = {**models.drafts, LATER: then.drafts["draft"]}
+        return replace(models, label=name, drafts=drafts, later=LATER)
     label, _, directory = name.rpartition("=")
     folder = ROOT / "models" / DEMO if name == DEMO else Path(directory)
     if not label and (CACHE / name / "target").is_dir():
         folder = CACHE / name
     for part in ("target", "draft"):
         if not (folder / part / "config.json").is_file():
+            preset = name if _GROWN.fullmatch(name) else "349m-18m"
             raise ValueError(
                 f"pair {name!r}: {part}/config.json is missing; `python -m loadtest.grow --preset "
-                f"349m-18m --output {CACHE}/349m-18m` grows one"
+                f"{preset}` grows {'it' if preset == name else 'one'}"
             )
     return Models(
         label=label or folder.resolve().name,

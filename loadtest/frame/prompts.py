@@ -157,9 +157,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_kinds() -> dict[str, list[str]]:
-    """Read this project's prompts for real models, by kind."""
-    content: dict[str, list[str]] = json.loads(_KINDS.read_text(encoding="utf-8"))
+def read_kinds(path: Path = _KINDS) -> dict[str, list[str]]:
+    """Read prompts by kind; this project's for real models if no file is given.
+
+    Raises:
+        ValueError: the file is not of that form.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not all(
+        isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
+        for texts in content.values()
+    ):
+        raise ValueError(f"{path} must map kinds to lists of prompts")
     return content
 
 

@@ -20,12 +20,14 @@ from typing import Any, Protocol, Self
 from deployments.local.engines import LocalEngines
 from deployments.local.pair import LoadedPair, local_config
 from loadtest.frame.runs import Answer, Ask, Run
+from loadtest.frame.turning import TurningPool
 from loadtest.frame.ways import Way
 from models.protocol.messages import Grammar, Sampling
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
+from router.ports import EnginePool
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 
 # A draft is waited for on a slow machine, and only models draft unless a way says more.
@@ -45,6 +47,8 @@ class Models:
         drafts: folders of draft models; the first pool is `draft`.
         engine: fields of both models' sections: dtype, num_threads, max_model_len.
         router: fields of the section `router` in place of `ROUTER`'s; `speculation` is merged.
+        later: pool of drafts whose draft model takes the first one's place, unseen, after half of a
+            run's requests; empty: none. Only the stage `engine` has it.
     """
 
     label: str
@@ -52,6 +56,7 @@ class Models:
     drafts: Mapping[str, Path]
     engine: Mapping[str, Any] = field(default_factory=dict)
     router: Mapping[str, Any] = field(default_factory=dict)
+    later: str = ""
 
     def tree(self, way: Way) -> dict[str, Any]:
         """Return a config for `way`, as a tree of `deployments.config.schema.AppConfig`."""
@@ -119,18 +124,28 @@ class RunClock:
 
 @dataclass(frozen=True)
 class Line:
-    """A router for one way, and the clock of its planner. It keeps what it learns between runs."""
+    """A router for one way, and the clock of its planner. It keeps what it learns between runs.
+
+    `turning` has a draft model that is replaced in each run.
+    """
 
     router: SpeculativeGenerator
     clock: RunClock
+    turning: TurningPool | None = None
 
     @classmethod
     def over(cls, engines: LocalEngines, models: Models, way: Way) -> Line:
         """Return a router for `way` over engines."""
         clock = RunClock()
         config = local_config(models.tree(way)).router
-        seen = {name: pool for name, pool in engines.draft_pools.items() if way.sees(name)}
-        return cls(engines.router(config, planner=planner_of(way, clock), draft_pools=seen), clock)
+        seen: dict[str, EnginePool] = {
+            name: pool for name, pool in engines.draft_pools.items() if way.sees(name)
+        }
+        turning = None
+        if models.later:
+            seen[POOL] = turning = TurningPool((seen[POOL], seen.pop(models.later)))
+        router = engines.router(config, planner=planner_of(way, clock), draft_pools=seen)
+        return cls(router, clock, turning)
 
 
 def planner_of(way: Way, clock: RunClock) -> RouterPlanner:
@@ -166,6 +181,8 @@ class EngineStage:
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
         line = self._line(way)
+        if line.turning is not None:
+            line.turning.begin(len(asks))
         with line.clock:
             name = f"run-{next(self._numbers)}"
             return self._runner.run(answer_all(line.router, asks, way, batch, name))

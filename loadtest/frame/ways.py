@@ -21,6 +21,7 @@ class Way:
         target: fields of the section `target`: heads, quantization.
         is_constrained: answers are held to the schemas of their requests.
         is_pinned: `k` is pinned inside the planner's machinery, which shows what planning costs.
+        stages: the only stages where it is run; empty: all.
         texts: ways with the same word here must write the same texts; empty: no comparison.
     """
 
@@ -31,6 +32,7 @@ class Way:
     target: Mapping[str, Any] = field(default_factory=dict)
     is_constrained: bool = True
     is_pinned: bool = False
+    stages: tuple[str, ...] = ()
     texts: str = "all"
 
     def sees(self, pool: str) -> bool:
@@ -46,3 +48,8 @@ def name_of(k: int | None) -> str:
 def by_k(ks: Sequence[int], **fields: Any) -> dict[str, Way]:
     """Return plain decoding, each k, and k chosen live, by name."""
     return {name_of(k): Way(k=k, **fields) for k in (0, *ks, None)}
+
+
+def pinned(*ks: int) -> dict[str, Way]:
+    """Return each k pinned inside the planner's machinery, by name; a service makes its planner."""
+    return {f"pinned k={k}": Way(k=k, is_pinned=True, stages=("engine", "link")) for k in ks}

@@ -7,17 +7,23 @@ those of a user's file.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle, islice
 from pathlib import Path
 
 from loadtest.frame.experiment import Terms, Workload
-from loadtest.frame.prompts import Prompt, load_prompts
+from loadtest.frame.prompts import Prompt, load_prompts, read_kinds
 from loadtest.frame.runs import Ask
 from loadtest.report.prompts import demo_prompts
 from models.text.tokenizer import Tokenizer
 
+# Token ids of so many prompts of a kind, for the models of the terms.
+Source = Callable[[Terms, str, int], Sequence[Sequence[int]]]
+
+# The demo's kinds among the project's prompts for real models.
+_REAL_KINDS = {"story": "writing", "code": "coding", "extraction": "extraction"}
 # Mixed traffic: kind, temperature, length as a share of the experiment's.
 _MIXED = (
     ("extraction", 0.0, 0.75),
@@ -55,35 +61,83 @@ def demo(kind: str, *, temperature: float = 0.0, first: int = 0) -> Workload:
     return asks
 
 
-def turning(first: str, then: str) -> Workload:
+def demo_kind(terms: Terms, kind: str, count: int) -> Sequence[Sequence[int]]:
+    """Return prompts of a kind of the demo's held-out texts."""
+    return demo_prompts(count, kind=kind)
+
+
+def real_kind(terms: Terms, kind: str, count: int) -> Sequence[Sequence[int]]:
+    """Return the project's prompts for real models, again from the first when they are too few."""
+    tokenizer = tokenizer_of(terms.models.target)
+    return [
+        tokenizer.encode_chat([{"role": "user", "content": text}])
+        for text in islice(cycle(read_kinds()[_REAL_KINDS[kind]]), count)
+    ]
+
+
+def exact(kind: str, prompts: Source = demo_kind) -> Workload:
+    """Return exact lengths of one kind."""
+
+    def asks(terms: Terms) -> Sequence[Ask]:
+        return _exact(prompts(terms, kind, terms.count), terms)
+
+    return asks
+
+
+def turning(first: str, then: str, prompts: Source = demo_kind) -> Workload:
     """Return a half of one kind, then a half of another, which the draft may guess worse."""
 
     def asks(terms: Terms) -> Sequence[Ask]:
         half = terms.count // 2
-        drawn = demo_prompts(half, kind=first) + demo_prompts(terms.count - half, kind=then)
+        drawn = [*prompts(terms, first, half), *prompts(terms, then, terms.count - half)]
+        return _exact(drawn, terms)
+
+    return asks
+
+
+def _exact(prompts: Sequence[Sequence[int]], terms: Terms) -> list[Ask]:
+    return [
+        Ask(prompt_ids=tuple(prompt), max_tokens=terms.tokens, seed=index)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def mixed(prompts: Source = demo_kind) -> Workload:
+    """Return kinds, temperatures and lengths in a random order; arrivals one after another."""
+
+    def asks(terms: Terms) -> Sequence[Ask]:
+        shares = [_MIXED[index % len(_MIXED)] for index in range(terms.count)]
+        random.Random(7).shuffle(shares)
+        kinds = [kind for kind, _, _ in shares]
+        left = {kind: list(prompts(terms, kind, kinds.count(kind))) for kind in set(kinds)}
         return [
-            Ask(prompt_ids=tuple(prompt), max_tokens=terms.tokens, seed=index)
-            for index, prompt in enumerate(drawn)
+            Ask(
+                prompt_ids=tuple(left[kind].pop()),
+                max_tokens=max(1, round(share * terms.tokens)),
+                temperature=temperature,
+                seed=index,
+                pause_s=_STAGGER_S * index if index < terms.batch else 0.0,
+            )
+            for index, (kind, temperature, share) in enumerate(shares)
         ]
 
     return asks
 
 
-def mixed(terms: Terms) -> Sequence[Ask]:
-    """Return kinds, temperatures and lengths in a random order; arrivals one after another."""
-    shares = [_MIXED[index % len(_MIXED)] for index in range(terms.count)]
-    random.Random(7).shuffle(shares)
-    left = {kind: demo_prompts(terms.count, kind=kind) for kind, _, _ in _MIXED}
-    return [
-        Ask(
-            prompt_ids=tuple(left[kind].pop()),
-            max_tokens=max(1, round(share * terms.tokens)),
-            temperature=temperature,
-            seed=index,
-            pause_s=_STAGGER_S * index if index < terms.count // 4 else 0.0,
+def varied(
+    workload: Workload, *, tokens: int | None = None, temperature: float | None = None
+) -> Workload:
+    """Return a workload whose answers have another length, or another temperature."""
+
+    def asks(terms: Terms) -> Sequence[Ask]:
+        found = workload(terms if tokens is None else replace(terms, tokens=tokens))
+        return (
+            found
+            if temperature is None
+            else [replace(ask, temperature=temperature) for ask in found]
         )
-        for index, (kind, temperature, share) in enumerate(shares)
-    ]
+
+    return asks
 
 
 def chats(prompts: Sequence[Prompt], *, is_exact: bool, temperature: float = 0.0) -> Workload:

@@ -1,6 +1,7 @@
 """Makes models of real cost without any download: a checkpoint grown to any size, or a pair.
 
     python -m loadtest.grow --preset 349m-18m --acceptance 0.8 --output DIR
+    python -m loadtest.grow --preset a80-c5
     python -m loadtest.grow --layers 24 --hidden-size 1024 --heads 16 --kv-heads 16 --output DIR
     python -m loadtest.grow --draft-only --draft-layers 8 --acceptance 0.6 --output DIR
     python -m loadtest.grow --source PAIR/target --preset 67m-9m --kind concepts --output DIR
@@ -10,7 +11,8 @@ same function. Noise on the draft's `lm_head` makes it disagree as often as requ
 draft of a source fits every target of it. --draft-only makes a further draft, measured against the
 source itself. Both are ordinary checkpoints that any engine loads, DIR/target and DIR/draft.
 DIR/pair.json has the command, the fitted values and the measurements of the written pair. Sizes
-that are not given stay those of the source.
+that are not given stay those of the source. A preset without --output grows into the cache, where
+`python -m loadtest --pair NAME` finds it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ import transformers
 from torch import Tensor
 
 from loadtest.bench.references import load_reference
+from loadtest.frame.pairs import CACHE
 from loadtest.grow.checkpoint import count_parameters, grow_checkpoint
 from loadtest.grow.noise_fit import (
     Agreement,
@@ -42,10 +46,10 @@ from loadtest.grow.noise_fit import (
     perturbed_head,
 )
 from loadtest.grow.pair_texts import Text, draw_texts
+from loadtest.grow.presets import PRESETS, SHARED_TARGET, SHIPPED
 from loadtest.grow.source import ModelSize, Source, check_size
 from models.demo.data.mixture import KINDS
 
-_SHIPPED = Path(__file__).parents[2] / "models" / "demo" / "target"
 _FLAGS = {
     "layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -53,15 +57,10 @@ _FLAGS = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-# Target and draft, grown from the shipped target, in the order of _FLAGS. Few draft layers, as a
-# draft's step is short only then; hidden sizes in powers of four, see grown_checkpoint.
-_PRESETS = {
-    "349m-18m": ((25, 1024, 3072, 16, 16), (8, 256, 2304, 4, 4)),
-    "67m-9m": ((8, 1024, 1024, 16, 16), (8, 256, 704, 4, 4)),
-}
 _MEASURED_PART = 2  # measuring the pair takes one prompt for so many of the fit
 _CHECKED_TEXTS = 4
 _MIXED = "mixed"
+_ACCEPTANCE = 0.8
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _make(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     started_at = time.perf_counter()
+    _fill_in(arguments)
     output: Path = arguments.output
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"output {str(output)!r} is not empty")
@@ -107,8 +107,9 @@ def _make(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
         },
     }
     if not arguments.draft_only:
-        grown = _grow(source, output / "target", target_size, arguments.seed, target_head)
-        record["target"] = grown
+        target = partial(_grow, source, size=target_size, seed=arguments.seed, lm_head=target_head)
+        is_linked = draft is not None and _is_shared(arguments)
+        record["target"] = _linked(target, output) if is_linked else target(output / "target")
     if draft is not None:
         grown = _grow(source, output / "draft", draft.size, arguments.seed + 1, draft.head)
         record["draft"] = grown | draft.record
@@ -118,12 +119,41 @@ def _make(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     print(f"{output}: done in {record['seconds']:.0f} s; figures are in pair.json")
 
 
+def _fill_in(arguments: argparse.Namespace) -> None:
+    """Fill in what a preset says where the command line says nothing."""
+    preset = PRESETS.get(arguments.preset)
+    if arguments.output is None:
+        if preset is None:
+            raise ValueError("--output is needed without a --preset")
+        arguments.output = CACHE / arguments.preset
+    if arguments.source is None:
+        arguments.source = SHIPPED if preset is None else preset.source
+    if arguments.acceptance is None:
+        arguments.acceptance = _ACCEPTANCE if preset is None else preset.acceptance
+
+
+def _is_shared(arguments: argparse.Namespace) -> bool:
+    """Return whether the target is that of several presets."""
+    preset = PRESETS.get(arguments.preset)
+    return preset is not None and preset.shares_target and arguments.source == preset.source
+
+
+def _linked(grow: Callable[[Path], dict[str, Any]], output: Path) -> dict[str, Any]:
+    """Link the target of several pairs; it is grown beside them if it is not there yet."""
+    target = output.parent / SHARED_TARGET
+    grown = {} if (target / "config.json").is_file() else grow(target)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "target").symlink_to(Path("..") / SHARED_TARGET, target_is_directory=True)
+    return grown
+
+
 def _sizes(source: Source, arguments: argparse.Namespace) -> tuple[ModelSize, ModelSize]:
     sizes = []
     for prefix, place in (("", 0), ("draft_", 1)):
         values = asdict(source.size)
         if arguments.preset is not None:
-            values = dict(zip(_FLAGS.values(), _PRESETS[arguments.preset][place], strict=True))
+            preset = PRESETS[arguments.preset]
+            values = asdict((preset.target, preset.draft)[place])
         for flag, name in _FLAGS.items():
             given = getattr(arguments, prefix + flag)
             values[name] = values[name] if given is None else given
@@ -251,18 +281,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m loadtest.grow",
         description=(__doc__ or "").split("\n", maxsplit=1)[0],
     )
-    parser.add_argument("--output", type=Path, required=True, help="new or empty directory")
+    parser.add_argument("--output", type=Path, help="new or empty directory")
     parser.add_argument(
-        "--source", type=Path, default=_SHIPPED, help="a Llama checkpoint's directory"
+        "--source", type=Path, help="a Llama checkpoint; default: the demo's target"
     )
-    parser.add_argument("--preset", choices=sorted(_PRESETS), help="sizes of target and draft")
+    parser.add_argument("--preset", choices=PRESETS, help="sizes of target and draft")
     for prefix, model in (("--", "target"), ("--draft-", "draft")):
         for flag, name in _FLAGS.items():
             parser.add_argument(
                 prefix + flag.replace("_", "-"), type=_positive, help=f"{name} of the {model}"
             )
     parser.add_argument(
-        "--acceptance", type=float, default=0.8, help="greedy agreement of the pair, above 0 to 1"
+        "--acceptance", type=float, help="greedy agreement of the pair, above 0 to 1; 0.8"
     )
     parser.add_argument(
         "--kind",

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from deployments.config.model_files import resolve_model
 from loadtest.bench.references import ReferenceModel, generate_tokens_per_s, load_reference
-from loadtest.kinds import read_prompts
+from loadtest.frame.prompts import read_kinds
 from loadtest.peer.claims import LLAMA, OURS, PLAIN, TRANSFORMERS, peer_claims
 from loadtest.peer.convert import gguf_of
 from loadtest.peer.llama import LOOKUPS, LlamaCpp, draft_options
@@ -189,7 +189,7 @@ class PeerBench:
             return tokenizer.encode_chat([{"role": "user", "content": text}])
 
         arguments = self._arguments
-        texts = read_prompts(arguments.task_file)
+        texts = read_kinds(arguments.task_file)
         missing = [task for task in arguments.tasks or () if task not in texts]
         if missing:
             raise ValueError(f"--tasks: {missing[0]!r} is none of {', '.join(texts)}")

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from loadtest.kinds import read_prompts
+from loadtest.frame.prompts import read_kinds
 from models.fetch.known import SMOLLM2
 from models.text.tokenizer import Tokenizer
 from router.limits import SpeculationLimits
@@ -35,7 +35,7 @@ pytestmark = [
 def chat_prompts() -> list[list[int]]:
     """Every prompt of every kind, kinds by turns, as the model is asked."""
     tokenizer = Tokenizer.load(SMOLLM2.folder)
-    texts = [text for row in zip(*read_prompts().values(), strict=True) for text in row]
+    texts = [text for row in zip(*read_kinds().values(), strict=True) for text in row]
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 

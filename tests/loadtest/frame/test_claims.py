@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.frame.claims import Goal, never_wrong
+from loadtest.frame.claims import Goal, never_wrong, summary
 
 
 def row(way: str, runs: list[float], *, batch: int = 1, measure: str = "tokens_per_s") -> Any:
@@ -54,3 +54,28 @@ def test_only_chosen_cells_and_those_with_both_ways_have_claims() -> None:
     rows = [row("a", [2.0], batch=1), row("b", [1.0], batch=1), row("a", [2.0], batch=8)]
     assert len(list(Goal(way="a", to="b", at_least=1.0).claims(rows))) == 1
     assert not list(Goal(way="a", to="b", at_least=1.0, only={"batch": 8}).claims(rows))
+
+
+def test_a_tuple_names_several_cells_and_a_goal_may_wait_for_another() -> None:
+    rows = [row("a", [1.3], batch=1), row("b", [1.0], batch=1), row("c", [2.0], batch=1)]
+    rows += [row("a", [1.1], batch=8), row("b", [1.0], batch=8), row("c", [2.0], batch=8)]
+    assert len(list(Goal(way="a", to="b", at_least=1.0, only={"batch": (1, 8)}).claims(rows))) == 2
+    assert not list(Goal(way="a", to="b", at_least=1.0, only={"batch": (4, 16)}).claims(rows))
+    gains_little = Goal(way="a", to="b", at_least=1.2)
+    [claim] = Goal(way="c", to="b", at_least=1.5, unless=gains_little).claims(rows)
+    assert "batch 8" in claim.text
+
+
+def test_the_summary_counts_what_misses_over_all_cells() -> None:
+    rows: list[Any] = []
+    for batch, rate in ((1, 12.0), (4, 9.8), (8, 9.0)):
+        rows += [
+            row("adaptive", [rate] * 2, batch=batch),
+            row("k=0", [10.0] * 2, batch=batch),
+            row("k=3", [5.0] * 2, batch=batch),
+        ]
+    to_best, to_plain = summary(rows)
+    assert to_best.startswith("adaptive / best of k=* over 3 cells: median 0.98, worst 0.90 (")
+    assert "engine, story, batch 8" in to_plain
+    assert to_plain.endswith("1 below 0.97, 2 below 1")
+    assert not list(summary([row("plain", [1.0])]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,3 +102,22 @@ def test_cells_that_are_known_are_not_run_again() -> None:
 def test_a_pair_that_is_not_here_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=rf"pair '{name}': target/config\.json is missing"):
         find_models(name)
+
+
+def test_only_cells_that_are_named_are_run_and_ways_only_on_their_stages() -> None:
+    ways = {"plain": Way(k=0), "elsewhere": Way(k=3, stages=("other",))}
+    chosen = replace(EXPERIMENT, ways=ways, cells=(("scripted", "two", 4),))
+    openers: Any = {"scripted": lambda models: nullcontext(ScriptedStage())}
+    rows = measure(chosen, MODELS, openers).rows
+    assert [(row["workload"], row["batch"], row["way"]) for row in rows] == [("two", 4, "plain")]
+    assert len(EXPERIMENT.places()) == 2
+
+
+def test_a_run_has_requests_for_some_time_and_fills_each_place_twice() -> None:
+    """A scripted plain answer has 4 tokens at 8 a second."""
+    for run_s, num_asks in ((0.001, 2), (1.9, 4)):
+        stage = ScriptedStage()
+        openers: Any = {"scripted": lambda models, stage=stage: nullcontext(stage)}
+        measure(replace(EXPERIMENT, run_s=run_s, cells=(("scripted", "one", 1),)), MODELS, openers)
+        last = [ids for way, ids, _ in stage.seen if way == "plain" and ids[0] == 3]
+        assert len(last) == num_asks

@@ -399,3 +399,27 @@ def test_the_command_overwrites_nothing(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--output", str(tmp_path)])
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_presets_of_one_function_share_their_target(tmp_path):
+    """Made small here: a preset's sizes may be changed."""
+    small = ["--preset", "a80-c1", "--layers", "4", "--hidden-size", "128", "--heads", "4"]
+    small += ["--kv-heads", "4", "--intermediate-size", "352", "--texts", "4", "--tokens", "24"]
+    for name, acceptance in (("one", "0.8"), ("other", "0.6")):
+        main(
+            [
+                *small,
+                "--acceptance",
+                acceptance,
+                "--tolerance",
+                "0.05",
+                "--output",
+                f"{tmp_path / name}",
+            ]
+        )
+    targets = {(tmp_path / name / "target").resolve() for name in ("one", "other")}
+    assert targets == {tmp_path / "scenario-target"}
+    heads = [Source.load(tmp_path / name / "draft").lm_head for name in ("one", "other")]
+    assert not torch.equal(*heads)
+    record = json.loads((tmp_path / "other" / "pair.json").read_text())
+    assert record["draft"]["fit"]["greedy_agreement"] == pytest.approx(0.6, abs=0.05)
