@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,6 +42,9 @@ class Terms:
 
 
 Workload = Callable[[Terms], Sequence[Ask]]
+Turn = Callable[[], Mapping[str, float]]  # one turn of a line: its measures by name
+# Lines of a cell that are no requests to a stage, by the names of their rows; ready to be run.
+Lines = Callable[[Terms, Mapping[str, Way]], AbstractContextManager[Mapping[str, Turn]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,7 @@ class Experiment:
         question: it answers, in words.
         workloads: makers of requests, by name.
         ways: by name, in the order of the table; the first is the one that others are compared to.
+        lines: makers of lines of their own, by the name of the workload that each stands for.
         stages: names of `STAGES`.
         batches: requests at a time.
         measures: names of `MEASURES`, the first one compared.
@@ -65,8 +70,9 @@ class Experiment:
     """
 
     question: str
-    workloads: Mapping[str, Workload]
-    ways: Mapping[str, Way]
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
+    ways: Mapping[str, Way] = field(default_factory=dict)
+    lines: Mapping[str, Lines] = field(default_factory=dict)
     stages: tuple[str, ...] = ("engine",)
     batches: tuple[int, ...] = (1,)
     measures: tuple[str, ...] = ("tokens_per_s", "tokens_per_round", "acceptance", "mean_k")
@@ -84,6 +90,7 @@ class Experiment:
         return replace(
             self,
             workloads=dict(list(self.workloads.items())[:1]),
+            lines=dict(list(self.lines.items())[:1]),
             batches=self.batches[:1],
             stages=self.stages[:1],
             tokens=min(self.tokens, 16),
@@ -94,8 +101,12 @@ class Experiment:
 
     @property
     def base(self) -> str:
-        """The way that others are compared with."""
-        return next(iter(self.ways))
+        """The way that others are compared with; empty: the first of the table."""
+        return next(iter(self.ways), "")
+
+    def stages_for(self, cell: str) -> list[str]:
+        """Return the stages that the ways of a cell are run on, given the cell's own."""
+        return list(dict.fromkeys(way.at or cell for way in self.ways.values()))
 
 
 @dataclass(kw_only=True)
@@ -143,30 +154,39 @@ def measure(
         cells = [cell for cell in _cells(experiment) if (name, *cell) not in done]
         if not cells:
             continue
-        with openers[name](models) as stage:
+        with ExitStack() as stack:
+            wanted = experiment.stages_for(name) if experiment.workloads else []
+            stages = {at: stack.enter_context(openers[at](models)) for at in wanted}
             for workload, batch in cells:
                 cell = dict(zip(CELL, (name, workload, batch), strict=True))
-                _measure_cell(experiment, models, stage, cell, result)
+                if workload in experiment.lines:
+                    _measure_lines(experiment, models, cell, result)
+                else:
+                    _measure_cell(experiment, models, stages, cell, result)
                 on_cell(result)
     return result
 
 
 def _cells(experiment: Experiment) -> Iterator[tuple[str, int]]:
-    for workload in experiment.workloads:
+    for workload in (*experiment.workloads, *experiment.lines):
         for batch in experiment.batches:
             yield workload, batch
 
 
 def _measure_cell(
-    experiment: Experiment, models: Models, stage: Stage, cell: Mapping[str, Any], result: Result
+    experiment: Experiment,
+    models: Models,
+    stages: Mapping[str, Stage],
+    cell: Mapping[str, Any],
+    result: Result,
 ) -> None:
-    batch = cell["batch"]
-    asks = _Turns(experiment.workloads[cell["workload"]], experiment, models, batch)
+    asks = _Turns(experiment.workloads[cell["workload"]], experiment, models, cell["batch"])
+    on = {name: stages[way.at or cell["stage"]] for name, way in experiment.ways.items()}
     lines: dict[str, Callable[[], Run]] = {
-        name: partial(asks.run, stage, way) for name, way in experiment.ways.items()
+        name: partial(asks.run, on[name], way) for name, way in experiment.ways.items()
     }
-    for way in experiment.ways.values():
-        asks.warm(stage, way, experiment.warm_s)
+    for name, way in experiment.ways.items():
+        asks.warm(on[name], way, experiment.warm_s)
     found = interleave(lines, experiment.repeats)
     for name, runs in found.items():
         result.rows.append({**cell, "way": name, "runs": _figures(experiment.measures, runs)})
@@ -174,14 +194,29 @@ def _measure_cell(
     result.problems += [f"{where}: {text}" for text in _differences(experiment.ways, found)]
 
 
+def _measure_lines(
+    experiment: Experiment, models: Models, cell: Mapping[str, Any], result: Result
+) -> None:
+    """Run the cell's own lines by turns, after one turn that does not count."""
+    terms = _terms(experiment, models, cell["batch"])
+    with experiment.lines[cell["workload"]](terms, experiment.ways) as lines:
+        interleave(lines, 1)
+        found = interleave(lines, experiment.repeats)
+    for name, turns in found.items():
+        runs = {measure: [_rounded(turn[measure]) for turn in turns] for measure in turns[0]}
+        result.rows.append({**cell, "way": name, "runs": runs})
+
+
+def _terms(experiment: Experiment, models: Models, batch: int) -> Terms:
+    return Terms(count=experiment.count * batch, tokens=experiment.tokens, turn=0, models=models)
+
+
 class _Turns:
     """The requests of a cell: each way has the same ones in the same turn."""
 
     def __init__(self, workload: Workload, experiment: Experiment, models: Models, batch: int):
         self._workload = workload
-        self._terms = Terms(
-            count=experiment.count * batch, tokens=experiment.tokens, turn=0, models=models
-        )
+        self._terms = _terms(experiment, models, batch)
         self._batch = batch
         self._turns: dict[str, int] = {}  # by way
         self._made: dict[int, Sequence[Ask]] = {}  # by turn
@@ -189,7 +224,7 @@ class _Turns:
     def run(self, stage: Stage, way: Way) -> Run:
         """Run the next turn of a way."""
         turn = self._turns[repr(way)] = self._turns.get(repr(way), 0) + 1
-        return stage.run(self._asks(turn), way, self._batch)
+        return stage.run(self._asks(turn), way, way.batch or self._batch)
 
     def warm(self, stage: Stage, way: Way, warm_s: float) -> None:
         """Run a short form once, and on for `warm_s` where a planner learns."""
@@ -197,10 +232,10 @@ class _Turns:
             replace(ask, max_tokens=min(_WARM_UP_TOKENS, ask.max_tokens), schema=None, eos_ids=())
             for ask in self._asks(0)[: self._batch]
         ]
-        stage.run(short, way, self._batch)
+        stage.run(short, way, way.batch or self._batch)
         passed_s = 0.0
         while way.k is None and passed_s < warm_s:
-            run = stage.run(self._asks(0), way, self._batch)
+            run = stage.run(self._asks(0), way, way.batch or self._batch)
             passed_s += max(one.ended_s for one in run.answers) - min(
                 one.began_s for one in run.answers
             )
@@ -212,14 +247,18 @@ class _Turns:
 
 
 def _figures(measures: Sequence[str], runs: Sequence[Run]) -> dict[str, list[float]]:
-    return {
-        name: [float(f"{MEASURES[name](run):.{_KEPT_DIGITS}g}") for run in runs]
-        for name in measures
-    }
+    return {name: [_rounded(MEASURES[name](run)) for run in runs] for name in measures}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_KEPT_DIGITS}g}")
 
 
 def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) -> Iterator[str]:
-    """Yield a line for each way with a text that another way with the same word does not have."""
+    """Yield a line for each way with a text that another way with the same word does not have.
+
+    Token ids and texts of different stages are not compared.
+    """
     first: dict[str, str] = {}
     for name, way in ways.items():
         base = first.setdefault(way.texts, name) if way.texts else name
@@ -229,7 +268,7 @@ def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) ->
                 for place, (own, other) in enumerate(
                     zip(run.contents, wanted.contents, strict=True)
                 )
-                if own != other
+                if type(own) is type(other) and own != other
             ]
             if places:
                 yield f"turn {turn}: answers {', '.join(places)} of {name} are not those of {base}"
@@ -240,6 +279,8 @@ def table(rows: Sequence[Mapping[str, Any]], base: str = PLAIN) -> list[str]:
     if not rows:
         return []
     names = list(rows[0]["runs"])
+    if base not in {row["way"] for row in rows}:
+        base = rows[0]["way"]
     bases = {_cell(row): row["runs"][names[0]] for row in rows if row["way"] == base}
     lines = [
         f"| where | way | {' | '.join(names)} | times {base} |",
