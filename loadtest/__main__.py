@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,29 +34,28 @@ from loadtest.report.record import SAMPLES
 from loadtest.trial.command import choose
 
 _OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experiment has, and unused
-_OF_BOTH = {*("name", "list", "page", "summary", "quick", "output", "threads"), *_OF_TRIALS}
+_OF_BOTH = {
+    *("name", "list", "page", "summary", "quick", "output", "threads", "device"),
+    *_OF_TRIALS,
+}
 
 
-def _opener(name: str) -> Opener:
-    """Return what opens a stage; its modules are loaded when it is opened."""
+def _opener(module: str, name: str) -> Opener:
+    """Return what opens a stage; its module is loaded when it is opened."""
 
     def opened(models: Models) -> Any:
-        if name == "engine":
-            from loadtest.frame.stages import EngineStage
-
-            return EngineStage(models)
-        if name == "link":
-            from loadtest.frame.links import LinkStage
-
-            return LinkStage(models)
-        from loadtest.frame.services import ServiceStage
-
-        return ServiceStage(models)
+        return getattr(import_module(f"loadtest.frame.{module}"), name)(models)
 
     return opened
 
 
-STAGES: Mapping[str, Opener] = {name: _opener(name) for name in ("engine", "link", "http")}
+STAGES: Mapping[str, Opener] = {
+    "engine": _opener("stages", "EngineStage"),
+    "link": _opener("links", "LinkStage"),
+    "http": _opener("services", "ServiceStage"),
+    "bare": _opener("references", "BareStage"),
+    "transformers": _opener("references", "TransformersStage"),
+}
 
 
 class Chosen(Protocol):
@@ -203,12 +203,19 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
     """
     experiment = EXPERIMENTS[arguments.name]
     if arguments.prompts is not None:
+        if not experiment.workloads:
+            raise ValueError(f"--prompts: {arguments.name} asks for no prompts")
         experiment = replace(experiment, workloads=by_task(arguments.prompts, num_prompts=64))
     if arguments.quick:
         experiment = experiment.quick()
+    named = {**experiment.workloads, **experiment.lines}
+    chosen = _among("workload", arguments.workload, named) or named
     changes: dict[str, Any] = {
-        "workloads": _among("workload", arguments.workload, experiment.workloads),
         "ways": _among("way", arguments.way, experiment.ways),
+        **{
+            kind: {name: one for name, one in getattr(experiment, kind).items() if name in chosen}
+            for kind in ("workloads", "lines")
+        },
     }
     for name in ("tokens", "count", "run_s", "repeats", "warm_s"):
         changes[name] = getattr(arguments, name)
@@ -219,7 +226,12 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
         experiment, **{name: value for name, value in changes.items() if value is not None}
     )
     models = _models(arguments, experiment)
-    engine = {"dtype": "bfloat16", "num_threads": arguments.threads, **experiment.engine}
+    engine = {
+        "dtype": "bfloat16",
+        "device": arguments.device,
+        "num_threads": arguments.threads,
+        **experiment.engine,
+    }
     most = max(batch for _, _, batch in experiment.places())
     engine.setdefault("max_model_len", 512)
     engine.setdefault("kv_cache_tokens", (most + 1) * engine["max_model_len"])
@@ -310,7 +322,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", help="folder of your own target, in place of --pair")
     add("--draft", action="append", help="folder of a draft model for it; may be given again")
     add("--prompts", help="a file of your own prompts, a JSON object a line; or demo, kinds")
-    add("--stage", nargs="+", choices=sorted(STAGES), help="where: engine, link or http")
+    add("--stage", nargs="+", choices=("engine", "link", "http"), help="where")
     add("--workload", nargs="+", help="some of its workloads")
     add("--way", nargs="+", help="some of its ways")
     add("--batch", nargs="+", type=int, help="requests at a time")
@@ -319,6 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-s", type=float, help="a run has requests for so long; 0: --count decides")
     add("--repeats", type=int, help="turns")
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
+    add("--device", default="cpu", help="torch device of all models: cpu, cuda")
     add("--threads", type=int, default=2, help="of torch, for each model")
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
-from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
+from loadtest.experiments.drafting import BATCHES, HEADS, KINDS, KINDS_HEADS, SPEED, TRANSFORMERS
+from loadtest.experiments.gaps import GAPS
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.loop_gaps import LOOP_GAPS
+from loadtest.experiments.passes import PASSES, QUANTIZED, QUANTIZED_PASSES
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
 from loadtest.experiments.scenarios import SCENARIOS
@@ -17,6 +19,12 @@ from loadtest.trial.trial import Trial
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "speed": SPEED,
+    "batches": BATCHES,
+    "transformers": TRANSFORMERS,
+    "passes": PASSES,
+    "gaps": GAPS,
+    "quantized": QUANTIZED,
+    "quantized-passes": QUANTIZED_PASSES,
     "heads": HEADS,
     "kinds": KINDS,
     "kinds-heads": KINDS_HEADS,

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from loadtest.frame.ways import ADAPTIVE, PLAIN
-from loadtest.report.ratios import Estimate, ratio_of, ratio_to_best
+from loadtest.report.ratios import Estimate, rates_of_best, ratio_of
 
 Row = Mapping[str, Any]  # of a record: its cell, its way, and the runs of each measure
 CELL = ("stage", "workload", "batch")
@@ -61,16 +61,17 @@ class Goal:
 
     Attributes:
         way: whose measure it is.
-        to: the way that it is compared with, or a pattern: the best of those that match.
+        to: the way that it is compared with; empty: the goal is for the measure itself.
         measure: name of a measure.
         at_least, at_most: the goal; one of them.
         only: values that a cell must have, by `stage`, `workload`, `batch`; a tuple: one of them.
         unless: a goal that a cell must miss for this one to be a claim.
-        by: how the two are compared.
+        by: how the two are compared. `ratio to best`: both may be patterns, and the best of those
+            that match is picked on one half of the turns and compared on the other.
     """
 
     way: str
-    to: str
+    to: str = ""
     measure: str = "tokens_per_s"
     at_least: float | None = None
     at_most: float | None = None
@@ -90,7 +91,7 @@ class Goal:
             if estimate is not None:
                 where = ", ".join([cell[0], cell[1], f"batch {cell[2]}"])
                 yield Claim(
-                    f"{where}: {self.measure}, {self.way} {_WORDS[self.by]} {self.to}",
+                    f"{where}: {self.measure}, {self._compared}",
                     estimate.value,
                     relation,
                     goal,
@@ -106,25 +107,38 @@ class Goal:
             claim.is_met for claim in self.unless.claims(list(ways.values()))
         )
 
+    @property
+    def _compared(self) -> str:
+        return f"{self.way} {_WORDS[self.by]} {self.to}" if self.to else self.way
+
     def _estimate(self, ways: Mapping[str, Row]) -> Estimate | None:
-        others = {
+        runs = {
             name: row["runs"][self.measure]
             for name, row in ways.items()
-            if fnmatchcase(name, self.to) and name != self.way and self.measure in row["runs"]
+            if self.measure in row["runs"]
         }
-        own = ways.get(self.way, {}).get("runs", {}).get(self.measure)
-        if own is None or not others:
+        own = {name: one for name, one in runs.items() if fnmatchcase(name, self.way)}
+        others = {
+            name: one
+            for name, one in runs.items()
+            if fnmatchcase(name, self.to) and name not in own
+        }
+        if not own or (self.to and not others):
             return None
         if self.by == "ratio to best":
-            return ratio_to_best(own, others).ratio if len(own) > 1 else None
+            above, below = (rates_of_best(lines) for lines in (own, others))
+            return None if above is None or below is None else ratio_of(above, below)
+        (one,) = own.values()
+        if not self.to:
+            return ratio_of(one, [1.0] * len(one))
         (other,) = others.values()
         if self.by == "ratio":
-            return ratio_of(own, other)
-        more = sorted(above - below for above, below in zip(own, other, strict=True))
+            return ratio_of(one, other)
+        more = sorted(above - below for above, below in zip(one, other, strict=True))
         return Estimate(statistics.median(more), more[0], more[-1])
 
 
-_WORDS = {"ratio": "/", "difference": "-", "ratio to best": "/ best of"}
+_WORDS = {"ratio": "/", "difference": "-", "ratio to best": "/ the best of"}
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:

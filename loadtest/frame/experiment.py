@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, product
@@ -46,6 +47,9 @@ class Terms:
 
 Workload = Callable[[Terms], Sequence[Ask]]
 Cell = tuple[str, str, int]  # stage, workload, batch
+Turn = Callable[[], Mapping[str, float]]  # one turn of a line: its measures by name
+# Lines of a cell that are no requests to a stage, by the names of their rows; ready to be run.
+Lines = Callable[[Terms, Mapping[str, Way]], AbstractContextManager[Mapping[str, Turn]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,7 @@ class Experiment:
         question: it answers, in words.
         workloads: makers of requests, by name.
         ways: by name, in the order of the table; the first is the one that others are compared to.
+        lines: makers of lines of their own, by the name of the workload that each stands for.
         stages: names of `STAGES`.
         batches: requests at a time.
         cells: some of (stage, workload, batch) in place of all combinations of these.
@@ -73,8 +78,9 @@ class Experiment:
     """
 
     question: str
-    workloads: Mapping[str, Workload]
-    ways: Mapping[str, Way]
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
+    ways: Mapping[str, Way] = field(default_factory=dict)
+    lines: Mapping[str, Lines] = field(default_factory=dict)
     stages: tuple[str, ...] = ("engine",)
     batches: tuple[int, ...] = (1,)
     cells: tuple[Cell, ...] = ()
@@ -95,6 +101,7 @@ class Experiment:
             self,
             workloads=dict(list(self.workloads.items())[:1]),
             run_s=0.0,
+            lines=dict(list(self.lines.items())[:1]),
             batches=self.batches[:1],
             stages=self.stages[:1],
             cells=self.cells[:1],
@@ -106,8 +113,9 @@ class Experiment:
 
     def places(self) -> list[Cell]:
         """Return the cells that are run, each as (stage, workload, batch)."""
-        every = self.cells or product(self.stages, self.workloads, self.batches)
-        return [cell for cell in every if cell[1] in self.workloads]
+        parts = (*self.workloads, *self.lines)
+        every = self.cells or product(self.stages, parts, self.batches)
+        return [cell for cell in every if cell[1] in parts]
 
     def ways_on(self, stage: str) -> dict[str, Way]:
         """Return the ways that are run on a stage."""
@@ -115,8 +123,12 @@ class Experiment:
 
     @property
     def base(self) -> str:
-        """The way that others are compared with."""
-        return next(iter(self.ways))
+        """The way that others are compared with; empty: the first of the table."""
+        return next(iter(self.ways), "")
+
+    def stages_for(self, cell: str) -> list[str]:
+        """Return the stages that the ways of a cell are run on, given the cell's own."""
+        return list(dict.fromkeys(way.at or cell for way in self.ways.values()))
 
 
 @dataclass(kw_only=True)
@@ -162,27 +174,36 @@ def measure(
     done = {tuple(row[name] for name in CELL) for row in known}
     left = [cell for cell in experiment.places() if cell not in done]
     for name, cells in groupby(left, lambda cell: cell[0]):
-        with openers[name](models) as stage:
+        with ExitStack() as stack:
+            wanted = experiment.stages_for(name) if experiment.workloads else []
+            stages = {at: stack.enter_context(openers[at](models)) for at in wanted}
             for values in cells:
                 cell = dict(zip(CELL, values, strict=True))
-                _measure_cell(experiment, models, stage, cell, result)
+                if cell["workload"] in experiment.lines:
+                    _measure_lines(experiment, models, cell, result)
+                else:
+                    _measure_cell(experiment, models, stages, cell, result)
                 on_cell(result)
     return result
 
 
 def _measure_cell(
-    experiment: Experiment, models: Models, stage: Stage, cell: Mapping[str, Any], result: Result
+    experiment: Experiment,
+    models: Models,
+    stages: Mapping[str, Stage],
+    cell: Mapping[str, Any],
+    result: Result,
 ) -> None:
-    batch = cell["batch"]
     ways = experiment.ways_on(cell["stage"])
-    asks = _Turns(experiment.workloads[cell["workload"]], experiment, models, batch)
+    on = {name: stages[way.at or cell["stage"]] for name, way in ways.items()}
+    asks = _Turns(experiment.workloads[cell["workload"]], experiment, models, cell["batch"])
     if experiment.run_s:
-        asks.fill(stage, ways[experiment.base], experiment.run_s)
+        asks.fill(on[experiment.base], ways[experiment.base], experiment.run_s)
     lines: dict[str, Callable[[], Run]] = {
-        name: partial(asks.run, stage, way) for name, way in ways.items()
+        name: partial(asks.run, on[name], way) for name, way in ways.items()
     }
-    for way in ways.values():
-        asks.warm(stage, way, experiment.warm_s)
+    for name, way in ways.items():
+        asks.warm(on[name], way, experiment.warm_s)
     found = interleave(lines, experiment.repeats)
     for name, runs in found.items():
         result.rows.append({**cell, "way": name, "runs": _figures(experiment.measures, runs)})
@@ -190,18 +211,35 @@ def _measure_cell(
     result.problems += [f"{where}: {text}" for text in _differences(ways, found)]
 
 
+def _measure_lines(
+    experiment: Experiment, models: Models, cell: Mapping[str, Any], result: Result
+) -> None:
+    """Run the cell's own lines by turns, after one turn that does not count."""
+    terms = _terms(experiment, models, cell["batch"])
+    with experiment.lines[cell["workload"]](terms, experiment.ways) as lines:
+        interleave(lines, 1)
+        found = interleave(lines, experiment.repeats)
+    for name, turns in found.items():
+        runs = {measure: [_rounded(turn[measure]) for turn in turns] for measure in turns[0]}
+        result.rows.append({**cell, "way": name, "runs": runs})
+
+
+def _terms(experiment: Experiment, models: Models, batch: int) -> Terms:
+    return Terms(
+        count=experiment.count * batch,
+        tokens=experiment.tokens,
+        batch=batch,
+        turn=0,
+        models=models,
+    )
+
+
 class _Turns:
     """The requests of a cell: each way has the same ones in the same turn."""
 
     def __init__(self, workload: Workload, experiment: Experiment, models: Models, batch: int):
         self._workload = workload
-        self._terms = Terms(
-            count=experiment.count * batch,
-            tokens=experiment.tokens,
-            batch=batch,
-            turn=0,
-            models=models,
-        )
+        self._terms = _terms(experiment, models, batch)
         self._batch = batch
         self._turns: dict[str, int] = {}  # by way
         self._made: dict[int, Sequence[Ask]] = {}  # by turn
@@ -209,7 +247,7 @@ class _Turns:
     def run(self, stage: Stage, way: Way) -> Run:
         """Run the next turn of a way."""
         turn = self._turns[repr(way)] = self._turns.get(repr(way), 0) + 1
-        return stage.run(self._asks(turn), way, self._batch)
+        return stage.run(self._asks(turn), way, way.batch or self._batch)
 
     def fill(self, stage: Stage, way: Way, run_s: float) -> None:
         """Have as many requests as a way answers in `run_s`, at least two for each place.
@@ -230,10 +268,10 @@ class _Turns:
             replace(ask, max_tokens=min(_WARM_UP_TOKENS, ask.max_tokens), schema=None, eos_ids=())
             for ask in self._asks(0)[: self._batch]
         ]
-        stage.run(short, way, self._batch)
+        stage.run(short, way, way.batch or self._batch)
         passed_s = 0.0
         while (way.k is None or way.is_pinned) and passed_s < warm_s:
-            run = stage.run(self._asks(0), way, self._batch)
+            run = stage.run(self._asks(0), way, way.batch or self._batch)
             passed_s += max(one.ended_s for one in run.answers) - min(
                 one.began_s for one in run.answers
             )
@@ -245,14 +283,18 @@ class _Turns:
 
 
 def _figures(measures: Sequence[str], runs: Sequence[Run]) -> dict[str, list[float]]:
-    return {
-        name: [float(f"{MEASURES[name](run):.{_KEPT_DIGITS}g}") for run in runs]
-        for name in measures
-    }
+    return {name: [_rounded(MEASURES[name](run)) for run in runs] for name in measures}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_KEPT_DIGITS}g}")
 
 
 def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) -> Iterator[str]:
-    """Yield a line for each way with a text that another way with the same word does not have."""
+    """Yield a line for each way with a text that another way with the same word does not have.
+
+    Token ids and texts of different stages are not compared.
+    """
     first: dict[str, str] = {}
     for name, way in ways.items():
         base = first.setdefault(way.texts, name) if way.texts else name
@@ -262,7 +304,7 @@ def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) ->
                 for place, (own, other) in enumerate(
                     zip(run.contents, wanted.contents, strict=True)
                 )
-                if own != other
+                if type(own) is type(other) and own != other
             ]
             if places:
                 yield f"turn {turn}: answers {', '.join(places)} of {name} are not those of {base}"
@@ -276,6 +318,8 @@ def table(rows: Sequence[Mapping[str, Any]], base: str = PLAIN) -> list[str]:
     if not rows:
         return []
     names = list(dict.fromkeys(name for row in rows for name in row["runs"]))
+    if base not in {row["way"] for row in rows}:
+        base = rows[0]["way"]
     bases = {_cell(row): row["runs"][names[0]] for row in rows if row["way"] == base}
     lines = [
         f"| where | way | {' | '.join(names)} | {f'times {base}' if base else ''} |",

@@ -6,10 +6,10 @@ It measures the cost of serving over the engines: leases, frames and the waking 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from deployments.local.pair import local_config
 from loadtest.frame.ranks import ProcessPool
@@ -18,6 +18,8 @@ from loadtest.frame.stages import Line, Models, RunClock, answer_all, planner_of
 from loadtest.frame.ways import Way
 from router.generator import SpeculativeGenerator
 from router.services import Services
+
+Result = TypeVar("Result")
 
 
 class LinkStage:
@@ -55,12 +57,24 @@ class LinkStage:
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
-        if way.target or any(ask.schema is not None and way.is_constrained for ask in asks):
-            raise ValueError("the stage link serves no grammars and no other targets")
+        if any(ask.schema is not None and way.is_constrained for ask in asks):
+            raise ValueError("the stage link serves no grammars")
+        name = f"run-{next(self._numbers)}"
+        return self.use(way, lambda router: answer_all(router, asks, way, batch, name))
+
+    def use(
+        self, way: Way, work: Callable[[SpeculativeGenerator], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """Return the result of `work` with the router of a way.
+
+        Raises:
+            ValueError: this stage has no such models.
+        """
+        if way.target or way.draft:
+            raise ValueError("target, draft: the stage link has no other models")
         line = self._line(way)
         with line.clock:
-            name = f"run-{next(self._numbers)}"
-            return self._runner.run(answer_all(line.router, asks, way, batch, name))
+            return self._runner.run(work(line.router))
 
     def _line(self, way: Way) -> Line:
         if repr(way) not in self._lines:

@@ -61,7 +61,10 @@ class Models:
     def tree(self, way: Way) -> dict[str, Any]:
         """Return a config for `way`, as a tree of `deployments.config.schema.AppConfig`."""
         engine = {"enable_prefix_caching": False} | dict(self.engine)
-        drafts = {name: engine | {"model_path": str(path)} for name, path in self.drafts.items()}
+        drafts = {
+            name: engine | {"model_path": str(path)} | dict(way.draft)
+            for name, path in self.drafts.items()
+        }
         tree: dict[str, Any] = {
             "target": engine | {"model_path": str(self.target)} | dict(way.target),
             "router": {**ROUTER, **self.router, "speculation": self.speculation(way)},
@@ -158,7 +161,7 @@ class EngineStage:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._pairs: dict[str, LocalEngines] = {}  # by what ways change of the target
+        self._pairs: dict[str, LocalEngines] = {}  # by what ways change of the models
         self._lines: dict[str, Line] = {}
         self._runner = asyncio.Runner()
         self._numbers = count()
@@ -189,7 +192,7 @@ class EngineStage:
 
     def _line(self, way: Way) -> Line:
         if repr(way) not in self._lines:
-            key = repr(way.target)
+            key = repr((way.target, way.draft))
             if key not in self._pairs:
                 self._pairs[key] = LoadedPair(local_config(self._models.tree(way))).engines()
             self._lines[repr(way)] = Line.over(self._pairs[key], self._models, way)
@@ -205,13 +208,14 @@ async def answer_all(
     async def one(index: int, ask: Ask) -> Answer:
         async with places:
             await asyncio.sleep(ask.pause_s)
-            return await _answer(router, _request(ask, way, f"{name}-{index}", f"{name}-"))
+            return await _answer(router, request_of(ask, way, f"{name}-{index}", f"{name}-"))
 
     answers = await asyncio.gather(*(one(index, ask) for index, ask in enumerate(asks)))
     return Run(answers=answers, batch=batch)
 
 
-def _request(ask: Ask, way: Way, request_id: str, salt: str) -> GenerationRequest:
+def request_of(ask: Ask, way: Way, request_id: str, salt: str) -> GenerationRequest:
+    """Return what a router is asked; `request_id` is unique among its requests."""
     schema = ask.schema if way.is_constrained else None
     return GenerationRequest(
         request_id=request_id,
@@ -230,7 +234,7 @@ def _request(ask: Ask, way: Way, request_id: str, salt: str) -> GenerationReques
     )
 
 
-class _NoText:
+class NoText:
     """Implements `router.types.Detokenizer`: tokens are counted, not read."""
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -247,7 +251,7 @@ async def _answer(router: SpeculativeGenerator, request: GenerationRequest) -> A
     num_first, first_s = 0, 0.0
     finished: Finished | None = None
     began_s = time.perf_counter()
-    async for event in router.generate(request, _NoText()):  # to its end: it frees the session
+    async for event in router.generate(request, NoText()):  # to its end: it frees the session
         if isinstance(event, Delta) and event.token_ids:
             token_ids += event.token_ids
             if not num_first:

@@ -18,11 +18,14 @@ class Way:
         drafter: the only drafter of its requests, by its name in requests; None: any.
         drafts: draft models that the router sees, by the names of their pools; None: all.
         speculation: fields of `router.speculation`.
-        target: fields of the section `target`: heads, quantization.
+        target, draft: fields of the section `target`, and of every draft model's: heads,
+            quantization.
         is_constrained: answers are held to the schemas of their requests.
         is_pinned: `k` is pinned inside the planner's machinery, which shows what planning costs.
         stages: the only stages where it is run; empty: all.
         texts: ways with the same word here must write the same texts; empty: no comparison.
+        at: the stage that runs this way, beside the others of the cell; empty: the cell's.
+        batch: requests at a time; 0: as many as in the cell.
     """
 
     k: int | None = None
@@ -30,10 +33,13 @@ class Way:
     drafts: tuple[str, ...] | None = None
     speculation: Mapping[str, Any] = field(default_factory=dict)
     target: Mapping[str, Any] = field(default_factory=dict)
+    draft: Mapping[str, Any] = field(default_factory=dict)
     is_constrained: bool = True
     is_pinned: bool = False
     stages: tuple[str, ...] = ()
     texts: str = "all"
+    at: str = ""
+    batch: int = 0
 
     def sees(self, pool: str) -> bool:
         """Return whether the router sees the pool of draft models of this name."""

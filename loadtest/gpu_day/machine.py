@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadtest.bench.passes import copied_bytes_per_ms
+from loadtest.frame.passes import copied_bytes_per_ms
 from loadtest.gpu_day.terms import Terms
 
 _QUERY_TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from loadtest.bench.passes import (
+from loadtest.frame.passes import (
     PassShape,
     measure_passes,
     memory_floor_ms,

@@ -84,6 +84,20 @@ def ratio_to_best(
     return BestRatio(ratio_of(line, below, seed), (by_even, by_odd))
 
 
+def rates_of_best(lines: Mapping[str, Sequence[float]]) -> list[float] | None:
+    """Return the rates of the best line, in order of turns, each turn by the pick of the others.
+
+    A single line is the best. None: several lines have fewer than two turns, so nothing is picked.
+    """
+    if len(lines) == 1:
+        return list(*lines.values())
+    num_turns = min(map(len, lines.values()))
+    if num_turns < 2:
+        return None
+    by_even, by_odd = (_best(lines, start) for start in (0, 1))
+    return [lines[by_odd if turn % 2 == 0 else by_even][turn] for turn in range(num_turns)]
+
+
 def wilson(num_found: int, num_asked: int) -> Estimate:
     """Return a share with Wilson's interval.
 

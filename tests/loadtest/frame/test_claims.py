@@ -50,6 +50,28 @@ def test_the_best_of_others_is_picked_on_other_turns() -> None:
     assert to_plain.value == pytest.approx((9 / 10 + 9 / 1) / 2)
 
 
+def test_the_best_of_both_sides_is_picked_on_other_turns() -> None:
+    rows = [
+        row("k=3", [20.0, 11.0, 20.0, 11.0]),  # the best of even turns
+        row("k=5", [15.0, 16.0, 15.0, 16.0]),
+        row("theirs k=5", [10.0, 5.0, 10.0, 5.0]),
+    ]
+    goal = Goal(way="k=[1-9]*", to="theirs *", by="ratio to best", at_least=1.4)
+    [claim] = goal.claims(rows)
+    assert claim.value == pytest.approx((15 / 10 + 11 / 5) / 2)
+    assert "k=[1-9]* / the best of theirs *" in claim.text
+    for one in rows:
+        one["runs"]["tokens_per_s"] = one["runs"]["tokens_per_s"][:1]
+    assert not list(goal.claims(rows))  # two of ours, and no other turn that picks
+
+
+def test_a_goal_may_be_for_the_measure_itself() -> None:
+    rows = [row("1x6", [1.4, 1.2, 3.0], measure="to_products")]
+    [claim] = Goal(way="1x6", measure="to_products", at_most=1.5).claims(rows)
+    assert (claim.value, claim.interval) == (1.4, (1.2, 3.0))
+    assert claim.text.endswith("to_products, 1x6")
+
+
 def test_only_chosen_cells_and_those_with_both_ways_have_claims() -> None:
     rows = [row("a", [2.0], batch=1), row("b", [1.0], batch=1), row("a", [2.0], batch=8)]
     assert len(list(Goal(way="a", to="b", at_least=1.0).claims(rows))) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,11 @@ class ScriptedStage:
     def __init__(self, wrong: str = "") -> None:
         self.wrong = wrong
         self.seen: list[tuple[str, tuple[int, ...], int]] = []
+        self.batches: list[int] = []
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         name = way.drafter or "plain"
+        self.batches.append(batch)
         self.seen += [(name, ask.prompt_ids, ask.max_tokens) for ask in asks]
         answers = [
             Answer(
@@ -96,6 +98,41 @@ def test_cells_that_are_known_are_not_run_again() -> None:
     again = run(stage, known=[row for row in first.rows if row["workload"] == "one"])
     assert again.rows == first.rows
     assert len(stage.seen) == 2 * (1 + 3 * 2)  # ways; the warm-up and the turns of one workload
+
+
+def test_a_way_may_have_its_stage_and_its_batch() -> None:
+    here, there = ScriptedStage(), ScriptedStage()
+    ways = {"plain": Way(k=0), "other": Way(k=0, at="there"), "alone": Way(k=0, batch=1)}
+    openers: Any = {
+        "scripted": lambda models: nullcontext(here),
+        "there": lambda models: nullcontext(there),
+    }
+    measure(replace(EXPERIMENT, ways=ways, batches=(2,)), MODELS, openers)
+    assert set(here.batches) == {1, 2}
+    assert set(there.batches) == {2}
+    assert len(there.seen) == 2 * (2 + 3 * 4)  # workloads; a place's warm-up, turns of 4 requests
+
+
+def test_lines_of_its_own_run_by_turns_after_one_that_does_not_count() -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def lines(terms: Terms, ways: Any) -> Any:
+        def turn(name: str) -> dict[str, float]:
+            order.append(name)
+            return {"ms": float(len(order))}
+
+        yield {name: lambda name=name: turn(name) for name in "ab"}
+        order.append(f"closed {terms.count}")
+
+    experiment = Experiment(question="how long", lines={"own": lines}, repeats=2, batches=(3,))
+    result = measure(experiment, MODELS, {})
+    assert order == [*"ab", *"ab", *"ba", "closed 12"]
+    assert [(row["workload"], row["way"], row["runs"]) for row in result.rows] == [
+        ("own", "a", {"ms": [3.0, 6.0]}),
+        ("own", "b", {"ms": [4.0, 5.0]}),
+    ]
+    assert table(result.rows)[0].endswith("times a |")
 
 
 @pytest.mark.parametrize("name", ["nothing-here", "x=tests"])

@@ -1,0 +1,220 @@
+"""References beside ours: `transformers` with and without the draft, and `bare`, the engine alone.
+
+Both run in this process, on the same checkpoints and with the same threads. Answers are greedy and
+have exactly as many tokens as were asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from deployments.local.pair import local_config
+from loadtest.frame.runs import Answer, Ask, Run
+from loadtest.frame.stages import Models
+from loadtest.frame.ways import Way
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.messages import Close, Open, Queued, Sampling, Verdict, Verify
+from models.protocol.token_sequence import EMPTY_HASH
+from router.drafters.draft_model import POOL
+
+_EPOCH = 1
+ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callable
+
+
+def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceModel:
+    """Load a checkpoint as transformers runs it by default."""
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    model.to(device).eval()
+    # Given together with max_new_tokens it costs a warning per round of assisted generation.
+    model.generation_config.max_length = None
+    return model
+
+
+class _Reference:
+    """A stage in this process that loads its models when it is made."""
+
+    def __init__(self, models: Models) -> None:
+        if "num_threads" in models.engine:
+            torch.set_num_threads(models.engine["num_threads"])
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Do nothing: the models go with the last reference to them."""
+
+    def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
+        """See `Stage.run`."""
+        if any(ask.temperature or (ask.schema and way.is_constrained) for ask in asks):
+            raise ValueError("references answer greedily and without grammars")
+        starts = range(0, len(asks), batch)
+        parts = [self._answers(asks[start : start + batch], way) for start in starts]
+        return Run(answers=[answer for part in parts for answer in part], batch=batch)
+
+    def _answers(self, asks: Sequence[Ask], way: Way) -> list[Answer]:
+        raise NotImplementedError
+
+
+class TransformersStage(_Reference):
+    """Implements `Stage` with `generate` of transformers; drafts are those of an assistant.
+
+    A way's k is the assistant's, and transformers' own heuristic chooses it if it is None. Rounds
+    and first tokens are not told.
+    """
+
+    def __init__(self, models: Models) -> None:
+        super().__init__(models)
+        dtype, device = models.engine.get("dtype", "bfloat16"), models.engine.get("device", "cpu")
+        self._model = load_reference(models.target, dtype, device)
+        draft = models.drafts.get(POOL)
+        self._assistant: ReferenceModel | None = (
+            None if draft is None else load_reference(draft, dtype, device)
+        )
+
+    @torch.inference_mode()
+    def _answers(self, asks: Sequence[Ask], way: Way) -> list[Answer]:
+        """Return the answers of one left-padded batch."""
+        if way.k != 0 and (len(asks) > 1 or self._assistant is None):
+            raise ValueError("batch, draft: transformers' assistants answer one request at a time")
+        [num_tokens] = {ask.max_tokens for ask in asks}  # one limit for a batch
+        longest = max(len(ask.prompt_ids) for ask in asks)
+        padding = [longest - len(ask.prompt_ids) for ask in asks]
+        ids, mask = (
+            torch.tensor(rows, device=self._model.device)
+            for rows in (
+                [[0] * num + [*ask.prompt_ids] for num, ask in zip(padding, asks, strict=True)],
+                [[0] * num + [1] * (longest - num) for num in padding],
+            )
+        )
+        began_s = time.perf_counter()
+        output = self._model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            **({} if way.k == 0 else {"assistant_model": self._assisting(way.k)}),
+        )
+        ended_s = time.perf_counter()
+        return [
+            Answer(
+                content=tuple(row[longest:]),
+                num_tokens=num_tokens,
+                num_first=num_tokens,
+                began_s=began_s,
+                first_s=ended_s,
+                ended_s=ended_s,
+            )
+            for row in output.tolist()
+        ]
+
+    def _assisting(self, k: int | None) -> ReferenceModel:
+        """Return the assistant, which drafts k tokens a round.
+
+        The heuristic begins with its own values each time. It keeps its knowledge in the
+        assistant's configuration.
+        """
+        assert self._assistant is not None, "it was asked for"
+        config = self._assistant.generation_config
+        config.num_assistant_tokens = k
+        config.num_assistant_tokens_schedule = "heuristic" if k is None else "constant"
+        config.assistant_confidence_threshold = None if k is None else 0.0
+        return self._assistant
+
+
+@dataclass
+class _Stream:
+    """An answer of the bare engine that has not ended."""
+
+    token_ids: list[int]
+    first_s: float = 0.0
+    ended_s: float = 0.0
+
+    def take(self, verdict: Verdict) -> None:
+        """Note a token."""
+        self.token_ids.append(verdict.token)
+        self.ended_s = time.perf_counter()
+        self.first_s = self.first_s or self.ended_s
+
+
+class BareStage(_Reference):
+    """Implements `Stage` with the target engine alone: no link, no router, no draft."""
+
+    def __init__(self, models: Models) -> None:
+        super().__init__(models)
+        runner = ModelRunner(local_config(models.tree(Way())).target)
+        self._engine = TargetEngine(runner, NoMaskSource(), epoch=_EPOCH)
+        self._numbers = count()
+
+    def _answers(self, asks: Sequence[Ask], way: Way) -> list[Answer]:
+        """Return plain answers; the prompts are read together."""
+        if way.k != 0:
+            raise ValueError("k: the bare engine decodes without drafts")
+        began_s = time.perf_counter()
+        streams = {f"bare-{next(self._numbers)}": _Stream([]) for _ in asks}
+        for name, ask in zip(streams, asks, strict=True):
+            self._start(name, ask)
+        num_running = len(streams)
+        while num_running:
+            for _, reply in self._engine.step():
+                if isinstance(reply, Queued):
+                    continue
+                if not isinstance(reply, Verdict):
+                    raise RuntimeError(f"the engine answered {reply}")
+                streams[reply.session_id].take(reply)
+                num_running -= reply.is_last
+        for name in streams:
+            self._engine.submit(Close(session_id=name, epoch=_EPOCH), None)
+        return [
+            Answer(
+                content=tuple(stream.token_ids),
+                num_tokens=len(stream.token_ids),
+                num_first=1,
+                began_s=began_s,
+                first_s=stream.first_s,
+                ended_s=stream.ended_s,
+            )
+            for stream in streams.values()
+        ]
+
+    def _start(self, name: str, ask: Ask) -> None:
+        """Open a session and ask for all of its tokens at once."""
+        opening = Open(
+            session_id=name,
+            epoch=_EPOCH,
+            sampling=Sampling(temperature=0.0),
+            eos_ids=[],
+            prompt_len=len(ask.prompt_ids),
+        )
+        self._engine.submit(opening, None)
+        self._engine.submit(
+            Verify(
+                session_id=name,
+                epoch=_EPOCH,
+                seq=1,
+                base_len=0,
+                prefix_hash=EMPTY_HASH,
+                tokens=list(ask.prompt_ids),
+                draft=[],
+                run_on=ask.max_tokens - 1,
+            ),
+            None,
+        )
