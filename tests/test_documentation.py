@@ -106,7 +106,7 @@ def test_the_front_page_is_one_sitting() -> None:
     assert num_lines <= 110, f"README.md has {num_lines} lines: move what only some need"
 
 
-LONG = {"config-keys.md", "metrics.md", "moving-from-vllm.md", "when-to-use-what.md"}  # to look up
+LONG = {"config-keys.md", "metrics.md", "moving-from-vllm.md"}  # to look up
 
 
 def test_a_page_for_a_task_is_short() -> None:
@@ -114,6 +114,23 @@ def test_a_page_for_a_task_is_short() -> None:
     pages = [ROOT / "deployments" / "README.md", *tasks]
     lines = {named(page): len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
     assert {page: number for page, number in lines.items() if number > 80} == {}
+
+
+GENERATED = {"config-keys.md", "metrics.md", "keywords.md"}
+MAX_BYTES = 135_000  # of all pages that somebody writes, without the front page and loadtest's
+
+
+def test_all_pages_together_can_be_read() -> None:
+    left_out = {ROOT / "README.md", ROOT / "loadtest" / "README.md"}  # and loadtest/docs
+    pages = [
+        page
+        for page in PAGES
+        if page not in left_out
+        and page.name not in GENERATED
+        and page.parent != ROOT / "loadtest" / "docs"
+    ]
+    num_bytes = sum(page.stat().st_size for page in pages)
+    assert num_bytes <= MAX_BYTES, f"{num_bytes} bytes: say things once, and link"
 
 
 def test_every_package_says_what_it_is() -> None:

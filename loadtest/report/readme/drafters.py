@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from loadtest.report.readme.result import Result, claims_table, goal, table
@@ -44,23 +44,6 @@ def kinds_with_heads(result: Result) -> str:
         for one in sorted(result["kinds"], key=lambda one: -one["ratio_to_plain"]["heads"])
     ]
     return "\n\n".join([table(head, rows), claims_table(result.content), result.made()])
-
-
-def trees(result: Result) -> str:
-    """Tokens a round of trees of drafts, next to chains of as many rows."""
-    found = {(one["folder"], one["rows"], one["temperature"]): one for one in result["lines"]}
-    temperatures = result["settings"]["temperatures"]
-    columns = [f"{way}, T = {t:g}" for t in temperatures for way in ("chain", "tree", "gain")]
-    rows = []
-    names = dict.fromkeys(one["folder"] for one in result["lines"])
-    for folder, num_rows in product(names, result["settings"]["rows"]):
-        cells = []
-        for temperature in temperatures:
-            one = found[folder, num_rows, temperature]
-            cells += [f"{one['chain']:.2f}", f"{one['tree']:.2f}"]
-            cells.append(f"{one['tree'] / one['chain']:.2f}")
-        rows.append([Path(folder).name, str(num_rows), *cells])
-    return f"{table(['drafter', 'rows', *columns], rows)}\n\n{result.made()}"
 
 
 def compare_drafts(result: Result) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loadtest.report.readme import (
-    decisions,
     drafters,
     front,
     lookahead,
@@ -18,7 +17,6 @@ from loadtest.report.readme import (
     speed,
     studies,
     trials,
-    when,
 )
 from loadtest.report.readme.result import RESULTS, Result
 
@@ -40,7 +38,6 @@ def _when_kept(name: str, render: Callable[[Result], str]) -> Callable[[Path], s
 
 
 FIGURES: Mapping[str, Callable[[Path], str]] = {
-    "pair-in-short": _of("bench-349m-18m", speed.pair_in_short),
     "sooner": _of("scenarios", front.sooner),
     "beside-others": front.beside_others,
     "kinds-in-short": _of("smollm2-kinds", speed.kinds_in_short),
@@ -57,31 +54,19 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "heads": _of("heads", drafters.heads),
     "compare-drafts": _of("compare-drafts", drafters.compare_drafts),
     "smollm2-heads": _of("smollm2-heads", drafters.kinds_with_heads),
-    "trees": _of("trees", drafters.trees),
     "constrained": _of("constrained", speed.claims),
     "overhead": _of("overhead", speed.claims),
     "staged-349m": _of("staged-349m", drafters.staged),
     "staged-demo": _of("staged-demo", drafters.staged),
     "acceptance": _of("acceptance", speed.acceptance),
-    "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
-    "expected-by-use": when.expected_by_use,
-    "acceptance-by-temperature": when.acceptance_by_temperature,
-    "memory-of-a-draft": _of("draft-memory", when.memory),
-    "draft-sampling": _of("draft-sampling", when.draft_sampling),
-    "batches": _of("bench-349m-18m", when.batches),
     "lookahead": lookahead.lookahead,
     "lookahead-by-pair": lookahead.lookahead_by_pair,
     "lookahead-drafts": lookahead.lookahead_drafts,
     "lookahead-in-batches": lookahead.lookahead_in_batches,
     "scenarios": _of("scenarios", scenarios.scenarios),
     "simulated": _of("simulate", speed.simulated),
-    "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),
-    "link-of-the-demo-pair": _of("bench-demo", decisions.link),
-    "adaptive-k": _of("bench-349m-18m", decisions.adaptive_k),
-    "passes-of-the-grown-pair": _of("bench-349m-18m", decisions.passes),
-    "slow-schemas": _of("hostile", decisions.slow_schemas),
     "hostile": _of("hostile", trials.hostile),
     "loop-gaps": _of("loop-gaps", trials.loop_gaps),
     "fuzz": _of("fuzz", trials.fuzz),

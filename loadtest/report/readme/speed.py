@@ -17,19 +17,6 @@ _PLACES = {
 _IN_SHORT = ("extraction", "context", "math", "knowledge")  # kinds of prompt, best to worst
 
 
-def pair_in_short(result: Result) -> str:
-    """Tokens per second at batch 1, plain and drafted, next to transformers."""
-    (pair,) = result["pairs"].values()
-    head = ["tokens/s, batch 1", "k = 0", "k = 5", "adaptive k", "transformers, assisted"]
-    rows = []
-    for place in ("engine", "http"):
-        speed = {line["way"]: line["tokens_per_s"] for line in _lines(pair, place, 1)}
-        assisted = max(value for way, value in speed.items() if way.startswith("assisted"))
-        values = [speed["k=0"], speed["k=5"], speed["adaptive"], assisted]
-        rows.append([_PLACES[place], *(f"{value:.0f}" for value in values)])
-    return f"{table(head, rows)}\n\n{result.made_in_short()}"
-
-
 def bench(result: Result) -> str:
     """Tokens per second of every way that was run, and what was aimed for."""
     (pair,) = result["pairs"].values()
@@ -114,26 +101,6 @@ def acceptance(result: Result) -> str:
             ]
         )
     return f"{table(head, rows)}\n\n{result.made()}"
-
-
-def acceptance_of_rules(result: Result) -> str:
-    """Acceptance rates of the two rules at temperature 1, and greedily, by workload."""
-    rates = {
-        (study["workload"], study["rule"]): study["analysis"]["acceptance"]
-        for study in result["studies"]
-    }
-    rules = ["coupled T=1", "rejection T=1", "greedy"]
-    rows = [
-        [
-            workload,
-            *(
-                f"{rate['value']:.2f} ({rate['low']:.2f}-{rate['high']:.2f})"
-                for rate in (rates[workload, rule] for rule in rules)
-            ),
-        ]
-        for workload in dict.fromkeys(workload for workload, _ in rates)
-    ]
-    return f"{table(['acceptance rate', *rules], rows)}\n\n{result.made()}"
 
 
 def simulated(result: Result) -> str:
