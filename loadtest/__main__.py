@@ -2,7 +2,8 @@
 
     python -m loadtest --list
     python -m loadtest forced --output forced.json
-    python -m loadtest speed --target DIR --draft DIR --prompts FILE
+    python -m loadtest study --target DIR --draft DIR --prompts FILE --output study.json
+    python -m loadtest --theory 0.8 0.1 5
 
 The ways of an experiment run by turns. It prints a table and its claims. It ends with 1 if a text
 depended on the way. `--output` keeps the record, with a picture beside it.
@@ -20,11 +21,13 @@ from typing import Any
 
 from loadtest.experiments.registry import EXPERIMENTS
 from loadtest.frame.claims import summary
+from loadtest.frame.expected import advice, beside_theory, theory_table
 from loadtest.frame.experiment import Cell, Experiment, Result, measure, table
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
 from loadtest.frame.record import read_result, rows_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
+from loadtest.frame.theory import draw_theory, step_share, theory_lines
 from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
 
@@ -62,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.summary:
         _print_summary(arguments.summary)
         return 0
+    if arguments.theory is not None:
+        try:
+            _print_theory(arguments.theory, arguments.output)
+        except ValueError as error:
+            parser.error(f"--theory: {error}")
+        return 0
     if arguments.name is None:
         parser.error("an experiment is needed; --list names them")
     try:
@@ -81,6 +90,9 @@ def _reported(
     keep(result)
     for line in table(result.rows, experiment.base):
         print(line)
+    theory = beside_theory(result.rows, experiment.ways)
+    if theory:
+        print("", *theory_table(theory), "", *advice(result.rows, experiment.base), sep="\n")
     for claim in result.claims(experiment.goals):
         print(claim)
     if len(experiment.places()) > 1:
@@ -99,6 +111,9 @@ def _keep(
     experiment: Experiment,
     result: Result,
 ) -> None:
+    theory = beside_theory(result.rows, experiment.ways)
+    if theory:
+        result = replace(result, extra=result.extra | {"theory": theory})
     write_result(path, words, settings, result, result.claims(experiment.goals))
 
 
@@ -110,7 +125,10 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
     """
     experiment = EXPERIMENTS[arguments.name]
     if arguments.prompts is not None:
-        experiment = replace(experiment, workloads=by_task(arguments.prompts, num_prompts=64))
+        of_prompts = experiment.of_prompts or partial(by_task, num_prompts=64)
+        experiment = replace(experiment, workloads=of_prompts(arguments.prompts))
+    models = _models(arguments, experiment)
+    experiment = experiment.for_drafts(list(models.drafts))
     if arguments.quick:
         experiment = experiment.quick()
     changes: dict[str, Any] = {
@@ -125,8 +143,12 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
     experiment = replace(
         experiment, **{name: value for name, value in changes.items() if value is not None}
     )
-    models = _models(arguments, experiment)
-    engine = {"dtype": "bfloat16", "num_threads": arguments.threads, **experiment.engine}
+    engine = {
+        "dtype": arguments.dtype,
+        "device": arguments.device,
+        "num_threads": arguments.threads,
+        **experiment.engine,
+    }
     most = max(batch for _, _, batch in experiment.places())
     engine.setdefault("max_model_len", 512)
     engine.setdefault("kv_cache_tokens", (most + 1) * engine["max_model_len"])
@@ -172,6 +194,15 @@ def _among(kind: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> 
     return {name: known[name] for name in known if name in names}
 
 
+def _print_theory(values: Sequence[float], picture: Path | None) -> None:
+    acceptance, cost, k = values
+    if not k.is_integer():
+        raise ValueError(f"k must be a whole number, got {k:g}")
+    print(*theory_lines(acceptance, cost, int(k)), sep="\n")
+    if picture is not None:
+        draw_theory(step_share(cost), picture)
+
+
 def _print_summary(paths: Sequence[Path]) -> None:
     """Print adaptive k next to the best fixed k and to plain decoding, over several records."""
     rows = [
@@ -198,6 +229,14 @@ def _parser() -> argparse.ArgumentParser:
     add("name", nargs="?", choices=sorted(EXPERIMENTS), metavar="NAME", help="of an experiment")
     add("--list", action="store_true", help="name the experiments and their questions")
     add("--summary", nargs="+", type=Path, metavar="FILE", help="of adaptive k, over records")
+    add(
+        "--theory",
+        nargs=3,
+        type=float,
+        metavar=("A", "C", "K"),
+        help="only calculate: acceptance, "
+        "a draft step over a pass or above 1 the other way round, k; --output draws it",
+    )
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
     add("--target", help="folder of your own target, in place of --pair")
@@ -213,6 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, help="turns")
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--threads", type=int, default=2, help="of torch, for each model")
+    add("--device", default="cpu", help="of torch: cpu, cuda")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")
     return parser

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
 from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.scenarios import SCENARIOS
+from loadtest.experiments.study import PARTS, STRUCTURE, STUDY
 from loadtest.frame.experiment import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -17,5 +19,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "forced": FORCED,
     "constrained": CONSTRAINED,
     "first-token": FIRST_TOKEN,
+    "study": STUDY,
+    "study-structure": STRUCTURE,
+    "study-parts": PARTS,
+    "acceptance": ACCEPTANCE,
+    "draft-sampling": DRAFT_SAMPLING,
     **SCENARIOS,
 }

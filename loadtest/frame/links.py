@@ -55,8 +55,12 @@ class LinkStage:
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
-        if way.target or any(ask.schema is not None and way.is_constrained for ask in asks):
-            raise ValueError("the stage link serves no grammars and no other targets")
+        if (
+            way.target
+            or way.draft
+            or any(ask.schema is not None and way.is_constrained for ask in asks)
+        ):
+            raise ValueError("the stage link serves no grammars and no other models")
         line = self._line(way)
         with line.clock:
             name = f"run-{next(self._numbers)}"

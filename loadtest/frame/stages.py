@@ -23,6 +23,7 @@ from loadtest.frame.runs import Answer, Ask, Run
 from loadtest.frame.turning import TurningPool
 from loadtest.frame.ways import Way
 from models.protocol.messages import Grammar, Sampling
+from models.protocol.rules import COUPLED
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.planning.adaptive import RouterPlanner
@@ -61,7 +62,10 @@ class Models:
     def tree(self, way: Way) -> dict[str, Any]:
         """Return a config for `way`, as a tree of `deployments.config.schema.AppConfig`."""
         engine = {"enable_prefix_caching": False} | dict(self.engine)
-        drafts = {name: engine | {"model_path": str(path)} for name, path in self.drafts.items()}
+        drafts = {
+            name: engine | {"model_path": str(path)} | dict(way.draft)
+            for name, path in self.drafts.items()
+        }
         tree: dict[str, Any] = {
             "target": engine | {"model_path": str(self.target)} | dict(way.target),
             "router": {**ROUTER, **self.router, "speculation": self.speculation(way)},
@@ -189,7 +193,7 @@ class EngineStage:
 
     def _line(self, way: Way) -> Line:
         if repr(way) not in self._lines:
-            key = repr(way.target)
+            key = repr((way.target, way.draft))
             if key not in self._pairs:
                 self._pairs[key] = LoadedPair(local_config(self._models.tree(way))).engines()
             self._lines[repr(way)] = Line.over(self._pairs[key], self._models, way)
@@ -216,7 +220,11 @@ def _request(ask: Ask, way: Way, request_id: str, salt: str) -> GenerationReques
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=ask.prompt_ids,
-        sampling=Sampling(temperature=ask.temperature, seed=ask.seed),
+        sampling=Sampling(
+            temperature=ask.temperature,
+            seed=ask.seed,
+            verification=way.speculation.get("verification", COUPLED.name),
+        ),
         eos_ids=ask.eos_ids,
         max_tokens=ask.max_tokens,
         ignore_eos=ask.ignores_eos(is_constrained=way.is_constrained),

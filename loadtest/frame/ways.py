@@ -19,6 +19,7 @@ class Way:
         drafts: draft models that the router sees, by the names of their pools; None: all.
         speculation: fields of `router.speculation`.
         target: fields of the section `target`: heads, quantization.
+        draft: fields of the sections of all draft models.
         is_constrained: answers are held to the schemas of their requests.
         is_pinned: `k` is pinned inside the planner's machinery, which shows what planning costs.
         stages: the only stages where it is run; empty: all.
@@ -30,6 +31,7 @@ class Way:
     drafts: tuple[str, ...] | None = None
     speculation: Mapping[str, Any] = field(default_factory=dict)
     target: Mapping[str, Any] = field(default_factory=dict)
+    draft: Mapping[str, Any] = field(default_factory=dict)
     is_constrained: bool = True
     is_pinned: bool = False
     stages: tuple[str, ...] = ()
