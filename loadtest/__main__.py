@@ -2,8 +2,9 @@
 
     python -m loadtest --list
     python -m loadtest forced --output forced.json
-    python -m loadtest speed --target DIR --draft DIR --prompts FILE
+    python -m loadtest study --target DIR --draft DIR --prompts FILE --output study.json
     python -m loadtest faults --set rounds=20 --output faults.json
+    python -m loadtest --theory 0.8 0.1 5
 
 The ways of an experiment run by turns. It prints a table and its claims. It ends with 1 if a text
 depended on the way. A trial ends with 1 if anything did not hold, a claim included; `--set` changes
@@ -23,19 +24,21 @@ from typing import Any, Protocol
 
 from loadtest.experiments.registry import EXPERIMENTS, TRIALS
 from loadtest.frame.claims import Claim, summary
+from loadtest.frame.expected import advice, beside_theory, theory_table
 from loadtest.frame.experiment import Cell, Experiment, Result, measure, table
 from loadtest.frame.page import PAGE, page
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
 from loadtest.frame.record import read_result, rows_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
+from loadtest.frame.theory import draw_theory, step_share, theory_lines
 from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
 from loadtest.trial.command import choose
 
 _OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experiment has, and unused
 _OF_BOTH = {
-    *("name", "list", "page", "summary", "quick", "output", "threads", "device"),
+    *("name", "list", "page", "summary", "quick", "output", "threads", "device", "dtype"),
     *_OF_TRIALS,
 }
 
@@ -82,6 +85,9 @@ class Chosen(Protocol):
     def claims(self, result: Result) -> list[Claim]:
         """Return the claims that the result has figures for."""
 
+    def theory(self, result: Result) -> list[dict[str, Any]]:
+        """Return what theory says beside the rows; empty if it says nothing of them."""
+
     def has_failed(self, result: Result) -> bool:
         """Return whether the command ends with 1."""
 
@@ -113,6 +119,10 @@ class ChosenExperiment:
         """See `Chosen`."""
         return result.claims(self.experiment.goals)
 
+    def theory(self, result: Result) -> list[dict[str, Any]]:
+        """See `Chosen`."""
+        return beside_theory(result.rows, self.experiment.ways)
+
     def has_failed(self, result: Result) -> bool:
         """See `Chosen`."""
         return bool(result.problems)
@@ -132,6 +142,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.summary:
         _print_summary(arguments.summary)
         return 0
+    if arguments.theory is not None:
+        try:
+            _print_theory(arguments.theory, arguments.output)
+        except ValueError as error:
+            parser.error(f"--theory: {error}")
+        return 0
     if arguments.name is None:
         parser.error("an experiment is needed, or a trial; --list names them")
     try:
@@ -149,6 +165,9 @@ def _reported(
     keep(result)
     for line in table(result.rows, chosen.base):
         print(line)
+    theory = chosen.theory(result)
+    if theory:
+        print("", *theory_table(theory), "", *advice(result.rows, chosen.base), sep="\n")
     for claim in chosen.claims(result):
         print(claim)
     print(*summary(result.rows), sep="\n")
@@ -166,6 +185,9 @@ def _keep(
     chosen: Chosen,
     result: Result,
 ) -> None:
+    theory = chosen.theory(result)
+    if theory:
+        result = replace(result, extra=result.extra | {"theory": theory})
     settings = {**options, **chosen.settings}
     write_result(path, chosen.question, words, settings, result, chosen.claims(result))
 
@@ -205,7 +227,10 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
     if arguments.prompts is not None:
         if not experiment.workloads:
             raise ValueError(f"--prompts: {arguments.name} asks for no prompts")
-        experiment = replace(experiment, workloads=by_task(arguments.prompts, num_prompts=64))
+        of_prompts = experiment.of_prompts or partial(by_task, num_prompts=64)
+        experiment = replace(experiment, workloads=of_prompts(arguments.prompts))
+    models = _models(arguments, experiment)
+    experiment = experiment.for_drafts(list(models.drafts))
     if arguments.quick:
         experiment = experiment.quick()
     named = {**experiment.workloads, **experiment.lines}
@@ -225,9 +250,8 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
     experiment = replace(
         experiment, **{name: value for name, value in changes.items() if value is not None}
     )
-    models = _models(arguments, experiment)
     engine = {
-        "dtype": "bfloat16",
+        "dtype": arguments.dtype,
         "device": arguments.device,
         "num_threads": arguments.threads,
         **experiment.engine,
@@ -290,6 +314,15 @@ def _print_list(name: str | None) -> None:
         print(f"{name:<{width}}  {question}")
 
 
+def _print_theory(values: Sequence[float], picture: Path | None) -> None:
+    acceptance, cost, k = values
+    if not k.is_integer():
+        raise ValueError(f"k must be a whole number, got {k:g}")
+    print(*theory_lines(acceptance, cost, int(k)), sep="\n")
+    if picture is not None:
+        draw_theory(step_share(cost), picture)
+
+
 def _print_summary(paths: Sequence[Path]) -> None:
     """Print adaptive k next to the best fixed k and to plain decoding, over several records."""
     rows = [
@@ -317,6 +350,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="name all, with their questions; or a trial's terms")
     add("--page", action="store_true", help="write the page of figures from the kept records")
     add("--summary", nargs="+", type=Path, metavar="FILE", help="of adaptive k, over records")
+    add(
+        "--theory",
+        nargs=3,
+        type=float,
+        metavar=("A", "C", "K"),
+        help="only calculate: acceptance, "
+        "a draft step over a pass or above 1 the other way round, k; --output draws it",
+    )
     add("--quick", action="store_true", help="the smallest form that runs every part")
     add("--pair", help="demo, smollm2, a grown pair's name, or [LABEL=]DIR with target/ and draft/")
     add("--target", help="folder of your own target, in place of --pair")
@@ -333,6 +374,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--device", default="cpu", help="torch device of all models: cpu, cuda")
     add("--threads", type=int, default=2, help="of torch, for each model")
+    add("--device", default="cpu", help="of torch: cpu, cuda")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")

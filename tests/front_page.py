@@ -132,8 +132,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "loadtest has more": (
         "loadtest/report/readme/test_figures.py::test_an_aim_that_was_missed_is_called_so",
     ),
-    "python -m loadtest.study measures": (
-        "loadtest/study/test_study_command.py::test_the_whole_study_and_its_page",
+    "python -m loadtest study measures": (
+        "loadtest/frame/test_command.py::"
+        "test_a_study_asks_a_users_prompts_at_each_temperature_of_each_draft",
     ),
     "A figure names what the code got": (
         "loadtest/report/readme/test_since.py::test_a_result_names_what_came_after_it",

@@ -15,9 +15,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from loadtest.acceptance.rounds import EnginePair
 from loadtest.bench.engine import EngineSettings
 from loadtest.bench.passes import PassShape, tables_for, timed_pass
+from loadtest.bench.rounds import EnginePair
 from loadtest.report.interleaved import interleave
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts

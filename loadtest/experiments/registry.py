@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import BATCHES, HEADS, KINDS, KINDS_HEADS, SPEED, TRANSFORMERS
 from loadtest.experiments.gaps import GAPS
@@ -13,6 +14,7 @@ from loadtest.experiments.passes import PASSES, QUANTIZED, QUANTIZED_PASSES
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
 from loadtest.experiments.scenarios import SCENARIOS
+from loadtest.experiments.study import PARTS, STRUCTURE, STUDY
 from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.frame.experiment import Experiment
 from loadtest.trial.trial import Trial
@@ -31,6 +33,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "forced": FORCED,
     "constrained": CONSTRAINED,
     "first-token": FIRST_TOKEN,
+    "study": STUDY,
+    "study-structure": STRUCTURE,
+    "study-parts": PARTS,
+    "acceptance": ACCEPTANCE,
+    "draft-sampling": DRAFT_SAMPLING,
     **SCENARIOS,
 }
 

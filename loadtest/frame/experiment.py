@@ -21,6 +21,7 @@ from loadtest.frame.runs import MEASURES, Ask, Run
 from loadtest.frame.stages import Models, Opener, Stage
 from loadtest.frame.ways import PLAIN, Way
 from loadtest.report.interleaved import interleave
+from router.drafters.draft_model import POOL
 
 _WARM_UP_TOKENS = 16
 _KEPT_DIGITS = 5
@@ -69,6 +70,8 @@ class Experiment:
         pair: of models, by a name that `pairs.py` knows.
         engine: fields of the models' sections.
         router: fields of the section `router`.
+        of_prompts: makes workloads of a user's prompts, given the file or the set; None: one for
+            each task.
         tokens: of each answer, at most.
         count: requests of a run for each place; at least one.
         run_s: a run has as many requests as the first way answers in about this time, and at least
@@ -89,6 +92,7 @@ class Experiment:
     pair: str = "demo"
     engine: Mapping[str, Any] = field(default_factory=dict)
     router: Mapping[str, Any] = field(default_factory=dict)
+    of_prompts: Callable[[str], Mapping[str, Workload]] | None = None
     tokens: int = 64
     count: int = 4
     run_s: float = 0.0
@@ -99,7 +103,7 @@ class Experiment:
         """Return the smallest form that runs every part."""
         return replace(
             self,
-            workloads=dict(list(self.workloads.items())[:1]),
+            workloads={self.places()[0][1]: self.workloads[self.places()[0][1]]},
             run_s=0.0,
             lines=dict(list(self.lines.items())[:1]),
             batches=self.batches[:1],
@@ -110,6 +114,21 @@ class Experiment:
             repeats=2,
             warm_s=0.0,
         )
+
+    def for_drafts(self, names: Sequence[str]) -> Experiment:
+        """Return it for models with these pools of drafts.
+
+        A way with one draft model is run with each, and is left out where there is none.
+        """
+        ways: dict[str, Way] = {}
+        for name, way in self.ways.items():
+            if way.drafts != (POOL,):
+                ways[name] = way
+            else:
+                for pool in names:
+                    label = name if pool == POOL else f"{name}, {pool}"
+                    ways[label] = replace(way, drafts=(pool,))
+        return replace(self, ways=ways)
 
     def places(self) -> list[Cell]:
         """Return the cells that are run, each as (stage, workload, batch)."""

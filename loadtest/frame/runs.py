@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loadtest.frame.theory import constant_tokens
 from router.stats import SpeculationStats
 
 
@@ -138,12 +139,42 @@ def _time_ms(part: str) -> Measure:
     return of_round
 
 
+def _token_acceptance(run: Run) -> float:
+    """Return the accepted tokens over those that were at risk: all before them were accepted."""
+    stats = run.stats
+    at_risk = sum(
+        min(accepted + 1, drafted)
+        for drafted, accepted in zip(stats.per_step_drafted, stats.per_step_accepted, strict=True)
+    )
+    return stats.num_accepted_draft_tokens / max(1, at_risk)
+
+
+def _theory_tokens(run: Run) -> float:
+    """Return the tokens that rounds of these lengths would bring at one acceptance everywhere."""
+    acceptance, lengths = _token_acceptance(run), run.stats.per_step_drafted
+    return sum(constant_tokens(acceptance, k) for k in lengths) / max(1, len(lengths))
+
+
+def _accepted_at(place: int) -> Measure:
+    def share(run: Run) -> float:
+        stats = run.stats
+        rounds = zip(stats.per_step_drafted, stats.per_step_accepted, strict=True)
+        fates = [right >= place for of, right in rounds if of >= place and right >= place - 1]
+        return sum(fates) / max(1, len(fates))
+
+    return share
+
+
 # What a run is measured by: figures for the table, by their names in records.
 MEASURES: Mapping[str, Measure] = {
     "tokens_per_s": lambda run: run.tokens_per_s,
     "decode_tokens_per_s": _decode_tokens_per_s,
     "first_ms": _first_ms,  # the median of the answers
     "tokens_per_round": lambda run: run.stats.mean_acceptance_length,  # in rounds with a draft
+    "tokens_per_answer": lambda run: run.num_tokens / len(run.answers),
+    "theory_tokens": _theory_tokens,  # per round; needs the rounds, which HTTP does not tell
+    "token_acceptance": _token_acceptance,  # as well
+    **{f"accepted_at_{place}": _accepted_at(place) for place in range(1, 9)},  # as well
     "acceptance": lambda run: run.stats.draft_acceptance_rate,
     "mean_k": lambda run: run.stats.num_draft_tokens / max(1, run.stats.num_spec_steps),
     "drafted_share": lambda run: run.stats.num_spec_steps / max(1, run.stats.num_rounds),

@@ -23,6 +23,7 @@ from loadtest.frame.runs import Answer, Ask, Run
 from loadtest.frame.turning import TurningPool
 from loadtest.frame.ways import Way
 from models.protocol.messages import Grammar, Sampling
+from models.protocol.rules import COUPLED
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.planning.adaptive import RouterPlanner
@@ -220,7 +221,11 @@ def request_of(ask: Ask, way: Way, request_id: str, salt: str) -> GenerationRequ
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=ask.prompt_ids,
-        sampling=Sampling(temperature=ask.temperature, seed=ask.seed),
+        sampling=Sampling(
+            temperature=ask.temperature,
+            seed=ask.seed,
+            verification=way.speculation.get("verification", COUPLED.name),
+        ),
         eos_ids=ask.eos_ids,
         max_tokens=ask.max_tokens,
         ignore_eos=ask.ignores_eos(is_constrained=way.is_constrained),

@@ -54,6 +54,10 @@ class ChosenTrial:
         """Return the claims that the result has figures for."""
         return self.trial.claims_of(result.rows, Terms(**self.settings))
 
+    def theory(self, result: Result) -> list[dict[str, Any]]:
+        """Return nothing: there is no theory of trials."""
+        return []
+
     def has_failed(self, result: Result) -> bool:
         """Return whether something did not hold."""
         return bool(result.problems) or not all(claim.is_met for claim in self.claims(result))

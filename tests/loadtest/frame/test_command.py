@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.experiments.registry import EXPERIMENTS
+from loadtest.frame.pairs import find_models
 
 IN_PROCESS = [
     name
@@ -83,3 +84,42 @@ def test_options_that_name_nothing_are_refused(
     with pytest.raises(SystemExit):
         main(words.split())
     assert message in capsys.readouterr().err
+
+
+def test_a_study_asks_a_users_prompts_at_each_temperature_of_each_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"task": "cities", "prompt": "Lima, Oslo, Rome, Lima, Oslo,"}\n')
+    output = tmp_path / "study.json"
+    demo = find_models("demo")
+    drafts = f"--draft {demo.drafts['draft']} --draft {demo.target}"
+    words = f"study --target {demo.target} {drafts} --prompts {prompts} --quick --threads 1"
+    ways = ["--way", "k=0", "k=3", "k=3, draft-2", "suffix k=3"]
+    assert main([*words.split(), *ways, "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    assert [row["workload"] for row in record["samples"]] == ["cities T=0"] * 4
+    assert [row["way"] for row in record["theory"]] == ["k=3", "k=3, draft-2", "suffix k=3"]
+    assert record["theory"][1]["acceptance"] == 1.0  # the target's own weights
+    printed = capsys.readouterr().out
+    assert "| where | way | measured | acceptance | cost |" in printed
+    assert "cities T=0, 1: " in printed
+
+
+def test_adaptive_k_is_summed_up_over_several_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "one.json", tmp_path / "other.json"]
+    for path, rate in zip(paths, (1.2, 0.9), strict=True):
+        rows = [
+            {
+                **{"stage": "engine", "workload": "story", "batch": 4, "way": way},
+                "runs": {"tokens_per_s": [value] * 2},
+            }
+            for way, value in (("k=0", 1.0), ("adaptive", rate))
+        ]
+        record = {"command": "", "machine": {}, "settings": {"pair": path.stem}, "claims": []}
+        path.write_text(json.dumps(record | {"samples": rows}))
+    assert main(["--summary", *map(str, paths)]) == 0
+    [_, to_plain] = capsys.readouterr().out.splitlines()
+    assert "over 2 cells: median 1.05, worst 0.90 (engine, other, story, batch 4)" in to_plain

@@ -158,3 +158,12 @@ def test_a_run_has_requests_for_some_time_and_fills_each_place_twice() -> None:
         measure(replace(EXPERIMENT, run_s=run_s, cells=(("scripted", "one", 1),)), MODELS, openers)
         last = [ids for way, ids, _ in stage.seen if way == "plain" and ids[0] == 3]
         assert len(last) == num_asks
+
+
+def test_a_way_with_a_draft_model_is_run_with_each_and_needs_one() -> None:
+    ways = {"k=0": Way(k=0), "k=3": Way(k=3, drafts=("draft",)), "lookup": Way(drafts=())}
+    several = replace(EXPERIMENT, ways=ways).for_drafts(["draft", "draft-2"])
+    assert {name: way.drafts for name, way in several.ways.items()} == {
+        **{"k=0": None, "k=3": ("draft",), "k=3, draft-2": ("draft-2",), "lookup": ()},
+    }
+    assert set(replace(EXPERIMENT, ways=ways).for_drafts([]).ways) == {"k=0", "lookup"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from loadtest.acceptance.rounds import EnginePair
+from loadtest.frame.pairs import find_models
+from loadtest.frame.runs import Ask
+from loadtest.frame.stages import EngineStage
+from loadtest.frame.ways import Way
 from loadtest.report.prompts import demo_prompts
-from models.protocol.messages import Sampling
-from tests.harness.local import DEMO, LocalService, local_service, make_request
+from tests.harness.local import DEMO, LocalService, demo_tokenizer, local_service, make_request
 
 K = 3
 NUM_PROMPTS = 4
@@ -50,19 +54,22 @@ async def test_the_text_is_the_targets_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_acceptance_is_nearly_that_of_the_draft_as_it_is(temperature):
-    prompts = demo_prompts(16)
-    rates = []
-    for quantization in (None, "int8"):
-        pair = EnginePair(
-            DEMO,
-            dtype="bfloat16",
-            batch=16,
-            max_model_len=512,
-            num_threads=1,
-            draft_quantization=quantization,
+    models = find_models("demo")
+    engine = {"dtype": "bfloat16", "max_model_len": 512, "num_threads": 1}
+    asks = [
+        Ask(
+            prompt_ids=tuple(prompt),
+            max_tokens=NUM_TOKENS,
+            temperature=temperature,
+            seed=1 + index,
+            eos_ids=tuple(demo_tokenizer().eos_ids),
         )
-        rounds = pair.run(prompts, Sampling(temperature=temperature, seed=1), K, NUM_TOKENS)
-        accepted = [number for text in rounds for number in text]
-        rates.append(sum(accepted) / (K * len(accepted)))
+        for index, prompt in enumerate(demo_prompts(16))
+    ]
+    with EngineStage(replace(models, engine=engine)) as stage:
+        rates = [
+            stage.run(asks, Way(k=K, draft=draft), 8).stats.draft_acceptance_rate
+            for draft in ({}, {"quantization": "int8"})
+        ]
     assert min(rates) > 0.3
     assert rates[1] == pytest.approx(rates[0], abs=MARGIN)

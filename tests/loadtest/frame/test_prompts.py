@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from loadtest.__main__ import main
 from loadtest.frame.prompts import DEMO_TASKS, Prompt, load_prompts, read_prompts
-from loadtest.study.__main__ import main
 from models.text.tokenizer import Tokenizer
 from tests.harness.local import DEMO, demo_tokenizer
 
@@ -61,7 +61,9 @@ def test_a_file_without_prompts_and_no_file_are_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="has no prompts"):
         read_prompts(written(tmp_path, ""))
     with pytest.raises(SystemExit):
-        main(["--prompts", str(tmp_path / "none.jsonl"), "--output", str(tmp_path / "out")])
+        main(
+            ["study", "--prompts", str(tmp_path / "none.jsonl"), "--output", str(tmp_path / "out")]
+        )
     assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
