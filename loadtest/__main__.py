@@ -65,7 +65,7 @@ class Chosen(Protocol):
     """An experiment or a trial with the options of the command line.
 
     Attributes:
-        question: it answers, in words.
+        question: in words.
         base: the way that others are compared with in the table; "": none is.
         settings: what the options say, for the record.
     """

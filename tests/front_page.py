@@ -47,7 +47,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
     ),
     "Each is placed, scaled and restarted on its own": (
         "integration/cluster/test_placement.py::test_each_rank_has_a_gpu_of_its_own",
-        f"{SERVED}test_faults.py::test_every_request_completes_with_its_text",
+        f"{SERVED}test_faults.py::"
+        "test_every_request_completes_with_its_text_and_everything_is_free_afterwards",
         f"{SERVED}test_served.py::test_the_draft_may_die_under_running_streams",
         "results/faults.json",
     ),

@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_350,
     "deployments": 22_800,
     "loadtest": 31_700,
-    "tests": 70_600,
+    "tests": 70_700,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -31,7 +31,7 @@ class ChosenTrial:
 
     @property
     def question(self) -> str:
-        """What it answers, in words."""
+        """Return the question in words."""
         return self.trial.question
 
     @property

@@ -97,7 +97,7 @@ def test_the_summary_counts_what_misses_over_all_cells() -> None:
             row("k=3", [5.0] * 2, batch=batch),
         ]
     to_best, to_plain = summary(rows)
-    assert to_best.startswith("adaptive / best of k=* over 3 cells: median 0.98, worst 0.90 (")
+    assert to_best.startswith("adaptive / the best of k=* over 3 cells: median 0.98, worst 0.90 (")
     assert "engine, story, batch 8" in to_plain
     assert to_plain.endswith("1 below 0.97, 2 below 1")
     assert not list(summary([row("plain", [1.0])]))
