@@ -1,7 +1,7 @@
 """The page of figures, made of all kept records: `python -m loadtest --page` writes it.
 
-Each record has the same parts there: its question, a table of the first measure by way, missed
-aims, and how it was measured. Nobody edits the page.
+Each record has its question, a table of the first measure by way, its missed aims and its origin
+there. Nobody edits the page.
 """
 
 from __future__ import annotations
