@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.experiments.registry import EXPERIMENTS
+from loadtest.frame import llama
 from loadtest.frame.experiment import Experiment, Result, measure, table
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
@@ -59,12 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         experiment, models = _chosen(arguments)
         settings = vars(arguments) | {"pair": models.label}
+        openers = {**STAGES, **llama.openers(arguments)}
+        experiment, settings["skipped"] = _with_stages(experiment, openers)
         known = rows_to_go_on(arguments.output, settings) if arguments.resume else []
         keep = partial(_keep, arguments.output, words, settings, experiment)
-        result = measure(experiment, models, STAGES, keep, known)
+        result = measure(experiment, models, openers, keep, known)
     except ValueError as error:
         parser.error(str(error))
     return _reported(experiment, result, arguments.output, keep)
+
+
+def _with_stages(
+    experiment: Experiment, openers: Mapping[str, Opener]
+) -> tuple[Experiment, list[str]]:
+    """Return the experiment with the ways that can be run here, and the names of the others."""
+    skipped = [name for name, way in experiment.ways.items() if way.at and way.at not in openers]
+    if skipped:
+        print(f"not run, as their programs are not given: {', '.join(skipped)}")
+    ways = {name: way for name, way in experiment.ways.items() if name not in skipped}
+    return replace(experiment, ways=ways), skipped
 
 
 def _reported(
@@ -73,6 +87,9 @@ def _reported(
     keep(result)
     for line in table(result.rows, experiment.base):
         print(line)
+    for row in result.rows:
+        for like, share in row.get("alike", {}).items():
+            print(f"{row['workload']}: {share:.0%} of {row['way']}'s texts are as {like}'s begin")
     for claim in result.claims(experiment.goals):
         print(claim)
     for problem in result.problems:
@@ -103,6 +120,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
         if not experiment.workloads:
             raise ValueError(f"--prompts: {arguments.name} asks for no prompts")
         experiment = replace(experiment, workloads=by_task(arguments.prompts, num_prompts=64))
+    experiment = llama.with_ways(experiment, arguments.llama_way)
     if arguments.quick:
         experiment = experiment.quick()
     named = {**experiment.workloads, **experiment.lines}
@@ -185,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--device", default="cpu", help="torch device of all models: cpu, cuda")
     add("--threads", type=int, default=2, help="of torch, for each model")
+    llama.add_options(add)
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")
     return parser

@@ -74,7 +74,9 @@ class ServiceStage:
             return Run(answers=list(clients.map(one, asks)), batch=batch)
 
     def _client(self, way: Way) -> tuple[httpx.Client, str]:
-        config = replace(way, k=None, drafter=None, is_constrained=True, texts="", at="", batch=0)
+        config = replace(
+            way, k=None, drafter=None, is_constrained=True, texts="", at="", batch=0, like=""
+        )
         key = repr(config)
         if key not in self._clients:
             url = self._url

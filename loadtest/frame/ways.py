@@ -23,6 +23,8 @@ class Way:
         is_constrained: answers are held to the schemas of their requests.
         is_pinned: `k` is pinned inside the planner's machinery, which shows what planning costs.
         texts: ways with the same word here must write the same texts; empty: no comparison.
+        like: a way with the same weights, whose texts other arithmetic may part from these: the
+            record has the share of them that is alike.
         at: the stage that runs this way, beside the others of the cell; empty: the cell's.
         batch: requests at a time; 0: as many as in the cell.
     """
@@ -36,6 +38,7 @@ class Way:
     is_constrained: bool = True
     is_pinned: bool = False
     texts: str = "all"
+    like: str = ""
     at: str = ""
     batch: int = 0
 
