@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadtest.experiments.registry import EXPERIMENTS, TRIALS
+from loadtest.frame import llama
 from loadtest.frame.claims import Claim, summary
 from loadtest.frame.expected import advice, beside_theory, theory_table
 from loadtest.frame.experiment import Cell, Experiment, Result, measure, table
@@ -98,6 +99,7 @@ class ChosenExperiment:
 
     experiment: Experiment
     models: Models
+    openers: Mapping[str, Opener]
     known: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,7 +115,7 @@ class ChosenExperiment:
 
     def run(self, keep: Callable[[Result], None]) -> Result:
         """See `Chosen`."""
-        return measure(self.experiment, self.models, STAGES, keep, self.known)
+        return measure(self.experiment, self.models, self.openers, keep, self.known)
 
     def claims(self, result: Result) -> list[Claim]:
         """See `Chosen`."""
@@ -159,6 +161,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _reported(chosen, result, arguments.output, keep)
 
 
+def _with_stages(
+    experiment: Experiment, openers: Mapping[str, Opener]
+) -> tuple[Experiment, list[str]]:
+    """Return the experiment with the ways that can be run here, and the names of the others."""
+    skipped = [name for name, way in experiment.ways.items() if way.at and way.at not in openers]
+    if skipped:
+        print(f"not run, as their programs are not given: {', '.join(skipped)}")
+    ways = {name: way for name, way in experiment.ways.items() if name not in skipped}
+    return replace(experiment, ways=ways), skipped
+
+
 def _reported(
     chosen: Chosen, result: Result, output: Path | None, keep: Callable[[Result], None]
 ) -> int:
@@ -168,6 +181,9 @@ def _reported(
     theory = chosen.theory(result)
     if theory:
         print("", *theory_table(theory), "", *advice(result.rows, chosen.base), sep="\n")
+    for row in result.rows:
+        for like, share in row.get("alike", {}).items():
+            print(f"{row['workload']}: {share:.0%} of {row['way']}'s texts are as {like}'s begin")
     for claim in chosen.claims(result):
         print(claim)
     print(*summary(result.rows), sep="\n")
@@ -212,9 +228,11 @@ def _chosen(arguments: argparse.Namespace) -> Chosen:
     if wrong := [name for name, unused in _OF_TRIALS.items() if options[name] != unused]:
         raise ValueError(f"--{wrong[0]}: an experiment has no such option")
     experiment, models = _experiment(arguments)
-    settings = {"pair": models.label}
+    openers = {**STAGES, **llama.openers(arguments)}
+    experiment, skipped = _with_stages(experiment, openers)
+    settings = {"pair": models.label, "skipped": skipped}
     known = rows_to_go_on(arguments.output, options | settings) if arguments.resume else []
-    return ChosenExperiment(experiment, models, known, settings)
+    return ChosenExperiment(experiment, models, openers, known, settings)
 
 
 def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
@@ -230,7 +248,7 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
         of_prompts = experiment.of_prompts or partial(by_task, num_prompts=64)
         experiment = replace(experiment, workloads=of_prompts(arguments.prompts))
     models = _models(arguments, experiment)
-    experiment = experiment.for_drafts(list(models.drafts))
+    experiment = llama.with_ways(experiment.for_drafts(list(models.drafts)), arguments.llama_way)
     if arguments.quick:
         experiment = experiment.quick()
     named = {**experiment.workloads, **experiment.lines}
@@ -374,8 +392,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
     add("--device", default="cpu", help="torch device of all models: cpu, cuda")
     add("--threads", type=int, default=2, help="of torch, for each model")
-    add("--device", default="cpu", help="of torch: cpu, cuda")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    llama.add_options(add)
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")

@@ -9,7 +9,9 @@ from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import BATCHES, HEADS, KINDS, KINDS_HEADS, SPEED, TRANSFORMERS
 from loadtest.experiments.gaps import GAPS
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
+from loadtest.experiments.llama import LLAMA_349M, LLAMA_DEMO, LLAMA_HTTP, LLAMA_SMOLLM2
 from loadtest.experiments.loop_gaps import LOOP_GAPS
+from loadtest.experiments.overhead import FIRST_TEXT, OVERHEAD
 from loadtest.experiments.passes import PASSES, QUANTIZED, QUANTIZED_PASSES
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
@@ -23,6 +25,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "speed": SPEED,
     "batches": BATCHES,
     "transformers": TRANSFORMERS,
+    "llama-demo": LLAMA_DEMO,
+    "llama-349m": LLAMA_349M,
+    "llama-smollm2": LLAMA_SMOLLM2,
+    "llama-http": LLAMA_HTTP,
+    "overhead": OVERHEAD,
+    "first-text": FIRST_TEXT,
     "passes": PASSES,
     "gaps": GAPS,
     "quantized": QUANTIZED,

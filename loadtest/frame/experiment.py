@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, product
+from itertools import groupby, product, takewhile
 from typing import Any
 
 from loadtest.frame.claims import CELL, Claim, Goal
@@ -225,7 +225,11 @@ def _measure_cell(
         asks.warm(on[name], way, experiment.warm_s)
     found = interleave(lines, experiment.repeats)
     for name, runs in found.items():
-        result.rows.append({**cell, "way": name, "runs": _figures(experiment.measures, runs)})
+        row = {**cell, "way": name, "runs": _figures(experiment.measures, runs)}
+        like = experiment.ways[name].like
+        if like in found:
+            row["alike"] = {like: _rounded(alike(runs, found[like]))}
+        result.rows.append(row)
     where = ", ".join(str(value) for value in cell.values())
     result.problems += [f"{where}: {text}" for text in _differences(ways, found)]
 
@@ -307,6 +311,20 @@ def _figures(measures: Sequence[str], runs: Sequence[Run]) -> dict[str, list[flo
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_KEPT_DIGITS}g}")
+
+
+def alike(runs: Sequence[Run], others: Sequence[Run]) -> float:
+    """Return the share of answers' lengths until they part, in tokens or characters."""
+    pairs = [
+        (own, other)
+        for run, also in zip(runs, others, strict=True)
+        for own, other in zip(run.contents, also.contents, strict=True)
+    ]
+    same = sum(
+        sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=False)))
+        for pair in pairs
+    )
+    return same / max(1, sum(min(len(own), len(other)) for own, other in pairs))
 
 
 def _differences(ways: Mapping[str, Way], found: Mapping[str, Sequence[Run]]) -> Iterator[str]:

@@ -83,6 +83,7 @@ class ServiceStage:
             texts="",
             at="",
             batch=0,
+            like="",
         )
         key = repr(config)
         if key not in self._clients:

@@ -24,6 +24,8 @@ class Way:
         is_pinned: `k` is pinned inside the planner's machinery, which shows what planning costs.
         stages: the only stages where it is run; empty: all.
         texts: ways with the same word here must write the same texts; empty: no comparison.
+        like: a way with the same weights, whose texts other arithmetic may part from these: the
+            record has the share of them that is alike.
         at: the stage that runs this way, beside the others of the cell; empty: the cell's.
         batch: requests at a time; 0: as many as in the cell.
     """
@@ -38,6 +40,7 @@ class Way:
     is_pinned: bool = False
     stages: tuple[str, ...] = ()
     texts: str = "all"
+    like: str = ""
     at: str = ""
     batch: int = 0
 

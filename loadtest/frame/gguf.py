@@ -1,6 +1,6 @@
 """Makes a bfloat16 GGUF file of a checkpoint folder with llama.cpp's own converter.
 
-    python -m loadtest.peer.convert CONVERT_HF_TO_GGUF_PY FOLDER FILE
+    python -m loadtest.frame.gguf CONVERT_HF_TO_GGUF_PY FOLDER FILE
 
 The converter refuses a tokenizer whose pre-tokenizer it does not know, such as the demo's. Prompts
 are sent as token ids here, so any name will do: unknown ones get that of GPT-2. The text that the
@@ -34,7 +34,7 @@ def gguf_of(folder: Path, file: Path, script: Path | None) -> Path:
         raise ValueError(f"there is no {file} and no converter to make it (--convert-script)")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part.gguf")
-    words = [sys.executable, "-m", "loadtest.peer.convert", str(script), str(folder), str(part)]
+    words = [sys.executable, "-m", "loadtest.frame.gguf", str(script), str(folder), str(part)]
     done = subprocess.run(words, check=False, timeout=_TIMEOUT_S, capture_output=True, text=True)
     if done.returncode != 0:
         raise ValueError(f"converting {folder.name} failed:\n{done.stderr[-2000:]}")

@@ -1,0 +1,180 @@
+"""llama-server as a child: what is asked of it, how its answers are read, and that it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.frame.llama import (
+    LOOKUPS,
+    LlamaCpp,
+    draft_options,
+    in_turn,
+    timed_by_client,
+    timed_by_server,
+)
+from loadtest.frame.runs import MEASURES, Ask, Run
+
+TIMINGS = {"predicted_n": 5, "predicted_ms": 80.0, "prompt_ms": 30.0}
+
+
+def event(**values: object) -> str:
+    return f"data: {json.dumps(values)}"
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_its_own_timings_count_from_the_first_token() -> None:
+    drafted = {**TIMINGS, "draft_n": 8, "draft_n_accepted": 3}
+    answer = timed_by_server({"tokens": [1, 2, 3, 4, 5], "timings": drafted})
+    assert (answer.num_tokens, answer.num_first) == (5, 1)
+    assert answer.first_s == pytest.approx(0.03)
+    assert answer.ended_s == pytest.approx(0.11)
+    assert answer.stats.draft_acceptance_rate == 3 / 8
+    assert answer.content == (1, 2, 3, 4, 5)
+    run = Run(answers=in_turn([answer, answer]), batch=1)
+    assert MEASURES["decode_tokens_per_s"](run) == pytest.approx(4 / 0.08)
+    assert run.tokens_per_s == pytest.approx(5 / 0.11)
+
+
+def test_a_stream_is_timed_from_its_first_tokens_to_its_last() -> None:
+    lines = [
+        (event(tokens=[7, 8], stop=False), 2.0),
+        ("", 2.0),
+        (event(tokens=[9], stop=False), 2.5),
+        (event(tokens=[1, 2], stop=False), 3.0),
+        (event(tokens=[], stop=True, timings=TIMINGS), 9.0),
+    ]
+    answer = timed_by_client(lines, 1.0)
+    assert (answer.num_tokens, answer.num_first) == (5, 2)  # two came at once, with no time
+    assert (answer.began_s, answer.first_s, answer.ended_s) == (1.0, 2.0, 3.0)
+    assert answer.content == (7, 8, 9, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], [event(error={"message": "no"})], [event(tokens=[1], stop=False)]],
+    ids=["nothing", "an error", "cut"],
+)
+def test_a_stream_without_an_end_is_an_error(lines: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="a stream without an end"):
+        timed_by_client([(line, 1.0) for line in lines], 0.0)
+
+
+def test_an_answer_without_timings_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="an answer without timings"):
+        timed_by_server({"content": "Paris"})
+
+
+def test_a_server_is_asked_and_ended(llama_server: Path) -> None:
+    before = children()
+    with LlamaCpp(llama_server, Path("model.gguf"), 64).serving(1, ()) as client:
+        ask = Ask(prompt_ids=(3, 4), max_tokens=6)
+        plain, streamed = client.ask(ask), client.ask_streamed(ask)
+    assert plain.content == streamed.content == (5, 6, 7, 8, 9, 10)
+    assert (plain.first_s, plain.ended_s) == pytest.approx((0.01, 0.02))
+    assert streamed.num_first == 1
+    assert children() == before
+
+
+def test_a_server_that_is_left_by_an_error_is_ended(llama_server: Path) -> None:
+    before = children()
+    kind = ("--spec-type", "refuse")
+    with (
+        pytest.raises(RuntimeError, match=r"HTTP 400.*no such kind"),
+        LlamaCpp(llama_server, Path("model.gguf"), 64).serving(1, kind) as client,
+    ):
+        client.ask(Ask(prompt_ids=(1,), max_tokens=2))
+    assert children() == before
+
+
+def test_a_server_that_ends_says_why(llama_server: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="did not become ready:\nunknown speculative type"),
+        LlamaCpp(llama_server, Path("model.gguf"), 64).serving(1, ("--spec-type", "die")),
+    ):
+        raise AssertionError("it was never ready")
+
+
+def test_the_command_has_model_threads_and_the_way() -> None:
+    server = LlamaCpp(Path("bin/llama-server"), Path("target.gguf"), 1024)
+    words = server.command(81, 2, draft_options(Path("draft.gguf"), 5))
+    pairs = dict(zip(words[1::2], words[2::2], strict=True))
+    assert pairs["--model"] == "target.gguf"
+    assert pairs["--spec-draft-model"] == "draft.gguf"
+    assert pairs["--spec-draft-n-max"] == "5"
+    assert (pairs["--threads"], pairs["--threads-batch"], pairs["--parallel"]) == ("2", "2", "1")
+    assert pairs["--host"] == "127.0.0.1"
+    assert all(options[0] == "--spec-type" for options in LOOKUPS.values())
+
+
+QUICK = ["llama-demo", "--quick", "--threads", "1", "--way", "plain", "ours k=3"]
+
+
+def test_both_sides_are_measured_by_turns(tmp_path: Path, llama_server: Path) -> None:
+    gguf = tmp_path / "gguf"
+    gguf.mkdir()
+    for name in ("target", "draft"):
+        (gguf / f"{name}.gguf").touch()
+    output = tmp_path / "record.json"
+    words = ["plain llama", "llama draft k=3", "llama mine", "--llama-server", str(llama_server)]
+    words += ["--llama-way", "mine=--spec-type ngram-mod", "--gguf-folder", str(gguf)]
+    assert main([*QUICK, *words, "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    rows = {row["way"]: row for row in record["samples"]}
+    assert list(rows) == ["plain", "ours k=3", "plain llama", "llama draft k=3", "llama mine"]
+    assert rows["plain llama"]["runs"]["decode_tokens_per_s"] == [500.0, 500.0]
+    assert rows["plain llama"]["alike"]["plain"] < 0.5
+    assert rows["llama mine"]["runs"]["acceptance"] == [0.75, 0.75]
+    assert [claim["goal"] for claim in record["claims"]] == [1.15, 1.4]
+    assert record["settings"]["skipped"] == []
+    assert str(tmp_path) not in output.read_text()
+
+
+def test_without_the_binary_ours_is_measured_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "record.json"
+    assert main([*QUICK, "plain llama", "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    assert {row["way"] for row in record["samples"]} == {"plain", "ours k=3"}
+    assert record["settings"]["skipped"] == ["plain llama"]
+    assert record["claims"] == []
+    assert "their programs are not given: plain llama" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--llama-way", "ngram"], "must be NAME=OPTIONS"),
+        (["plain llama", "--llama-server", __file__, "--gguf-folder", "nowhere"], "no converter"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*QUICK, *words])
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not {"LLAMA_SERVER", "LLAMA_CONVERT"} <= set(os.environ),
+    reason="LLAMA_SERVER and LLAMA_CONVERT name no llama.cpp",
+)
+def test_the_real_server_says_what_ours_says(tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    words = ["plain llama", "llama draft k=3", "llama ngram-simple 2/8"]
+    words += ["--llama-server", os.environ["LLAMA_SERVER"]]
+    words += ["--convert-script", os.environ["LLAMA_CONVERT"], "--gguf-folder", str(tmp_path)]
+    assert main([*QUICK, *words, "--output", str(output)]) == 0
+    rows = {row["way"]: row for row in json.loads(output.read_text())["samples"]}
+    assert rows["plain llama"]["alike"]["plain"] >= 0.25
+    assert {"llama draft k=3", "llama ngram-simple 2/8"} <= set(rows)
