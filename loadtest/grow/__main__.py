@@ -30,7 +30,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from loadtest.bench.references import load_reference
+from loadtest.frame.references import load_reference
 from loadtest.grow.checkpoint import count_parameters, grow_checkpoint
 from loadtest.grow.noise_fit import (
     Agreement,
