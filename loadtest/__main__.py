@@ -18,11 +18,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from loadtest.experiments.registry import EXPERIMENTS, TRIALS
+from loadtest.experiments.registry import EXPERIMENTS, STAGES, TRIALS
 from loadtest.frame import llama
 from loadtest.frame.claims import Claim, summary
 from loadtest.frame.expected import advice, beside_theory, theory_table
@@ -41,24 +40,6 @@ _OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experim
 _OF_BOTH = {
     *("name", "list", "page", "summary", "quick", "output", "threads", "device", "dtype"),
     *_OF_TRIALS,
-}
-
-
-def _opener(module: str, name: str) -> Opener:
-    """Return what opens a stage; its module is loaded when it is opened."""
-
-    def opened(models: Models) -> Any:
-        return getattr(import_module(f"loadtest.frame.{module}"), name)(models)
-
-    return opened
-
-
-STAGES: Mapping[str, Opener] = {
-    "engine": _opener("stages", "EngineStage"),
-    "link": _opener("links", "LinkStage"),
-    "http": _opener("services", "ServiceStage"),
-    "bare": _opener("references", "BareStage"),
-    "transformers": _opener("references", "TransformersStage"),
 }
 
 

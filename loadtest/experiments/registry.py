@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
@@ -19,6 +21,7 @@ from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.experiments.study import PARTS, STRUCTURE, STUDY
 from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.frame.experiment import Experiment
+from loadtest.frame.stages import Models, Opener
 from loadtest.trial.trial import Trial
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -58,4 +61,22 @@ TRIALS: dict[str, Trial] = {
     "hostile": HOSTILE,
     "loop-gaps": LOOP_GAPS,
     "same": SAME,
+}
+
+
+def _opener(module: str, name: str) -> Opener:
+    """Return what opens a stage; its module is loaded when it is opened."""
+
+    def opened(models: Models) -> Any:
+        return getattr(import_module(f"loadtest.frame.{module}"), name)(models)
+
+    return opened
+
+
+STAGES: Mapping[str, Opener] = {
+    "engine": _opener("stages", "EngineStage"),
+    "link": _opener("links", "LinkStage"),
+    "http": _opener("services", "ServiceStage"),
+    "bare": _opener("references", "BareStage"),
+    "transformers": _opener("references", "TransformersStage"),
 }

@@ -7,7 +7,7 @@ turns decides. Intervals are of 95% (`report.ratios`).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -52,7 +52,9 @@ class Claim:
         }
 
 
-Compare = Callable[["Goal", Mapping[str, Row]], Estimate]
+def at_least(text: str, estimate: Estimate, goal: float) -> Claim:
+    """Claim that a figure with an interval is at least `goal`; the figure itself decides."""
+    return Claim(text, estimate.value, "at least", goal, (estimate.low, estimate.high))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,12 @@ It measures the cost of serving over the engines: leases, frames and the waking 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from deployments.config.schema import ModelConfig, RouterConfig
 from deployments.local.pair import local_config
 from loadtest.frame.ranks import ProcessPool
 from loadtest.frame.runs import Ask, Run
@@ -22,17 +23,25 @@ from router.services import Services
 Result = TypeVar("Result")
 
 
-class LinkStage:
-    """Implements `Stage`. Grammars are not served here."""
+class LinkedStage:
+    """Implements `Stage` over models of any config. Grammars are not served here.
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    Args:
+        target: of the target's process.
+        drafts: of the drafts' processes, by the names of their pools.
+        router: returns the section of the router for a way.
+    """
+
+    def __init__(
+        self,
+        target: ModelConfig,
+        drafts: Mapping[str, ModelConfig],
+        router: Callable[[Way], RouterConfig],
+    ) -> None:
+        self._router = router
         self._runner = asyncio.Runner()  # sockets stay with their event loop
-        config = local_config(models.tree(Way()))
-        self._target = ProcessPool("target", config.target)
-        self._drafts = {
-            name: ProcessPool("draft", model) for name, model in config.draft_models.items()
-        }
+        self._target = ProcessPool("target", target)
+        self._drafts = {name: ProcessPool("draft", model) for name, model in drafts.items()}
         self._lines: dict[str, Line] = {}
         self._numbers = count()
 
@@ -79,7 +88,7 @@ class LinkStage:
     def _line(self, way: Way) -> Line:
         if repr(way) not in self._lines:
             clock = RunClock()
-            config = local_config(self._models.tree(way)).router
+            config = self._router(way)
             services = Services(
                 target_pool=self._target,
                 draft_pools={n: p for n, p in self._drafts.items() if way.sees(n)},
@@ -96,3 +105,13 @@ class LinkStage:
         for pool in (self._target, *self._drafts.values()):
             self._runner.run(pool.close())
         self._runner.close()
+
+
+class LinkStage(LinkedStage):
+    """Implements `Stage` over the models of a pair."""
+
+    def __init__(self, models: Models) -> None:
+        config = local_config(models.tree(Way()))
+        super().__init__(
+            config.target, config.draft_models, lambda way: local_config(models.tree(way)).router
+        )

@@ -20,7 +20,6 @@ from typing import Any, Protocol, Self
 from deployments.local.engines import LocalEngines
 from deployments.local.pair import LoadedPair, local_config
 from loadtest.frame.runs import Answer, Ask, Run
-from loadtest.frame.turning import TurningPool
 from loadtest.frame.ways import Way
 from models.protocol.messages import Grammar, Sampling
 from models.protocol.rules import COUPLED
@@ -28,7 +27,7 @@ from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
-from router.ports import EnginePool
+from router.ports import EngineLease, EnginePool
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 
 # A draft is waited for on a slow machine, and only models draft unless a way says more.
@@ -100,6 +99,29 @@ class Stage(Protocol):
 
 Opened = AbstractContextManager[Stage]
 Opener = Callable[[Models], Opened]
+
+
+class TurningPool:
+    """Implements `router.ports.EnginePool` over several, one after another within a run.
+
+    Args:
+        pools: each gives as many leases as any other, the first one first.
+    """
+
+    def __init__(self, pools: Sequence[EnginePool]) -> None:
+        self._pools = pools
+        self._num_leases = self._num_given = 0
+
+    def begin(self, num_leases: int) -> None:
+        """Begin a run of so many leases with the first pool; after them the last one goes on."""
+        self._num_leases, self._num_given = num_leases, 0
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
+        """See `router.ports.Pool.lease`."""
+        place = len(self._pools) * self._num_given // self._num_leases
+        self._num_given += 1
+        pool = self._pools[min(place, len(self._pools) - 1)]
+        return await pool.lease(session_id, timeout_s=timeout_s)
 
 
 class RunClock:

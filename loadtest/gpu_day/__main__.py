@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from loadtest.bench.random_pair import PAIRS, make_random_pair
 from loadtest.gpu_day.parts import PARTS, Part
+from loadtest.gpu_day.random_pair import PAIRS, make_random_pair
 from loadtest.gpu_day.report import report
 from loadtest.gpu_day.terms import Terms
 from loadtest.report.machine import ROOT

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import random
 import statistics
+from functools import partial
 from typing import Any
 
 import httpx
 
-from loadtest.bench.link import linked_models
-from loadtest.bench.loop import LoopRun, loop_lines
+from deployments.config.schema import RouterConfig
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
+from loadtest.frame.links import LinkedStage
+from loadtest.frame.runs import MEASURES, Ask, Run
+from loadtest.frame.stages import ROUTER
+from loadtest.frame.ways import by_k
 from loadtest.gpu_day.terms import MAX_MODEL_LEN, Terms, engine_config
 from loadtest.report.interleaved import interleave
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Config, served
+from router.drafters.draft_model import POOL
 
-_KS: tuple[int | None, ...] = (0, 3, 5, None)
+_KS = (3, 5)
+_SPLIT = ("draft", "verify", "queue", "link", "loop")
+ROUTER_SECTION = RouterConfig.model_validate({"max_model_len": MAX_MODEL_LEN, **ROUTER})
 _BATCHES = (1, 8)
 _PROMPT_TOKENS, _NUM_TOKENS = 32, 48
 _LOWEST_VOCAB = 256  # below any pair's: prompts are ids below it
@@ -39,40 +46,40 @@ def two_cards(terms: Terms) -> dict[str, Any]:
 
 def _speed(terms: Terms, draft_card: int) -> dict[str, Any]:
     """Measure the speed by batch and k."""
-    models = {
-        "target": engine_config(terms, "target", graphs=terms.graph_modes[0]),
-        "draft": engine_config(terms, "draft", graphs=terms.graph_modes[0], card=draft_card),
-    }
+    graphs = terms.graph_modes[0]
+    target = engine_config(terms, "target", graphs=graphs)
+    draft = engine_config(terms, "draft", graphs=graphs, card=draft_card)
     rng = random.Random(7)
-    prompts = [
-        [rng.randrange(1, _LOWEST_VOCAB) for _ in range(_PROMPT_TOKENS)]
+    asks = [
+        Ask(
+            prompt_ids=tuple(rng.randrange(1, _LOWEST_VOCAB) for _ in range(_PROMPT_TOKENS)),
+            max_tokens=_NUM_TOKENS,
+        )
         for _ in range(2 * max(_BATCHES))
     ]
     lines = []
-    with linked_models(models["target"], models["draft"], MAX_MODEL_LEN) as bench:
+    with LinkedStage(target, {POOL: draft}, lambda way: ROUTER_SECTION) as stage:
         for batch in _BATCHES:
-            asked = prompts[: 2 * batch]
-
-            def run(k: int | None, batch: int = batch, asked: Any = asked) -> LoopRun:
-                return bench.run(asked, batch=batch, k=k, num_tokens=_NUM_TOKENS)
-
-            by_k = loop_lines(_KS, run)
-            interleave(by_k, 1)
-            runs = interleave(by_k, terms.repeats)
-            lines += [_line(batch, name, runs[name]) for name in by_k]
+            by_way = {
+                name: partial(stage.run, asks[: 2 * batch], way, batch)
+                for name, way in by_k(_KS).items()
+            }
+            interleave(by_way, 1)
+            runs = interleave(by_way, terms.repeats)
+            lines += [_line(batch, name, runs[name]) for name in by_way]
     return {"lines": lines}
 
 
-def _line(batch: int, name: str, runs: list[LoopRun]) -> dict[str, Any]:
+def _line(batch: int, name: str, runs: list[Run]) -> dict[str, Any]:
+    def median(measure: str, digits: int) -> float:
+        return round(statistics.median(MEASURES[measure](run) for run in runs), digits)
+
     return {
         "batch": batch,
         "way": name,
-        "tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs), 1),
-        "acceptance": round(statistics.median(run.acceptance for run in runs), 3),
-        "split_ms": {
-            part: round(statistics.median(run.round_ms[part] for run in runs), 3)
-            for part in runs[0].round_ms
-        },
+        "tokens_per_s": median("tokens_per_s", 1),
+        "acceptance": median("acceptance", 3),
+        "split_ms": {part: median(f"{part}_ms", 3) for part in _SPLIT},
     }
 
 

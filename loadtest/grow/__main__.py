@@ -33,8 +33,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from loadtest.bench.references import load_reference
 from loadtest.frame.pairs import CACHE
+from loadtest.frame.references import load_reference
 from loadtest.grow.checkpoint import count_parameters, grow_checkpoint
 from loadtest.grow.noise_fit import (
     Agreement,

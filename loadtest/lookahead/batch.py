@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from loadtest.bench.claims import Claim, at_least
+from loadtest.frame.claims import Claim, at_least
 from loadtest.lookahead.runs import Bench
 from loadtest.lookahead.tasks import Prompts
 from loadtest.lookahead.terms import CDSL, GREEDY, Terms

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from loadtest.bench.claims import Claim, at_least
+from loadtest.frame.claims import Claim, at_least
 from loadtest.lookahead.runs import Bench, Run, distinct
 from loadtest.lookahead.tasks import Prompts
 from loadtest.lookahead.terms import CDLH, CDSL, GAIN, GREEDY, PAPER, RECOMMENDED, Terms, Thresholds

@@ -20,7 +20,7 @@ def head(program: str, words: Sequence[str], settings: Mapping[str, object]) -> 
     """Return the first entries of a result: how it was made, where, and with which settings.
 
     Args:
-        program: what was run: "python -m loadtest.bench".
+        program: what was run: "python -m loadtest speed".
         words: its arguments as they were given.
         settings: their values, defaults included.
     """

@@ -10,8 +10,7 @@ import pytest
 from loadtest.frame.experiment import Terms
 from loadtest.frame.pairs import find_models
 from loadtest.frame.runs import Ask
-from loadtest.frame.stages import EngineStage
-from loadtest.frame.turning import TurningPool
+from loadtest.frame.stages import EngineStage, TurningPool
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import exact, mixed, turning, varied
 

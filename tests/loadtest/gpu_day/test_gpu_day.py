@@ -11,11 +11,17 @@ from xml.etree import ElementTree
 
 import pytest
 
+from loadtest.frame.links import LinkedStage
+from loadtest.frame.runs import Ask
+from loadtest.frame.ways import Way
 from loadtest.gpu_day.__main__ import _found, main
 from loadtest.gpu_day.parts import PARTS, Part
+from loadtest.gpu_day.random_pair import make_random_pair
 from loadtest.gpu_day.report import report
+from loadtest.gpu_day.served import ROUTER_SECTION
 from loadtest.gpu_day.suite import outcome_of
-from loadtest.gpu_day.terms import Terms
+from loadtest.gpu_day.terms import Terms, engine_config
+from router.drafters.draft_model import POOL
 
 TRY = "--device cpu --pair tiny --repeats 1"
 
@@ -144,3 +150,19 @@ def test_the_command_names_its_options() -> None:
     words = [sys.executable, "-m", "loadtest.gpu_day", "--help"]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert all(option in said for option in ("--pair", "--device", "--parts", "--limit-scale"))
+
+
+def test_random_pairs_agree_as_often_as_asked(tmp_path: Path) -> None:
+    asks = [Ask(prompt_ids=ids, max_tokens=40) for ids in ((5, 9, 3, 7), (200, 6, 6), (14, 90))]
+    lengths = {}
+    for acceptance in (1.0, 0.0):
+        folder = tmp_path / str(acceptance)
+        make_random_pair("tiny", folder, acceptance=acceptance)
+        terms = Terms(pair=folder, device="cpu", repeats=1, folder=tmp_path)
+        target = engine_config(terms, "target", graphs="off")
+        draft = engine_config(terms, "draft", graphs="off")
+        with LinkedStage(target, {POOL: draft}, lambda way: ROUTER_SECTION) as stage:
+            run = stage.run(asks, Way(k=3), 3)
+        lengths[acceptance] = run.stats.mean_acceptance_length
+    assert lengths[1.0] > 3.5  # 4 but for the last round
+    assert lengths[0.0] < 1.3

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from loadtest.bench.references import load_reference
+from loadtest.frame.references import load_reference
 from loadtest.grow.__main__ import main
 from loadtest.grow.checkpoint import count_parameters, grow_checkpoint
 from loadtest.grow.noise_fit import (

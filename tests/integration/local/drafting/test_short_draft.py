@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.random_pair import make_random_pair
+from loadtest.gpu_day.random_pair import make_random_pair
 from router.limits import SessionLimits, SpeculationLimits
 from router.types import Finished
 from tests.fakes.engines import random_prompt
