@@ -101,9 +101,10 @@ class Experiment:
 
     def quick(self) -> Experiment:
         """Return the smallest form that runs every part."""
+        first = self.places()[0][1]
         return replace(
             self,
-            workloads={self.places()[0][1]: self.workloads[self.places()[0][1]]},
+            workloads={name: one for name, one in self.workloads.items() if name == first},
             run_s=0.0,
             lines=dict(list(self.lines.items())[:1]),
             batches=self.batches[:1],
