@@ -27,7 +27,7 @@ def rows(**rates: float) -> list[dict[str, Any]]:
     ]
 
 
-def judged(experiment: Any, found: list[dict[str, Any]]) -> list[tuple[float, float]]:
+def judged(experiment: Any, found: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     claims = [claim for goal in experiment.goals for claim in goal.claims(found)]
     return [(claim.value, claim.goal) for claim in claims]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from loadtest import kinds
 from loadtest.clients import __main__ as clients
 from loadtest.fuzz import __main__ as fuzz
 from loadtest.trial import frame
@@ -54,7 +53,6 @@ def test_a_trial_writes_says_and_ends_with_what_held(
 TRIALS: dict[str, tuple[Any, Any]] = {
     "clients": (clients, clients.Report),
     "fuzz": (fuzz, fuzz.Report),
-    "kinds": (kinds, kinds.Report),
 }
 
 
