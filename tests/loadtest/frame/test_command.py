@@ -119,7 +119,13 @@ def test_adaptive_k_is_summed_up_over_several_records(
             }
             for way, value in (("k=0", 1.0), ("adaptive", rate))
         ]
-        record = {"command": "", "machine": {}, "settings": {"pair": path.stem}, "claims": []}
+        record = {
+            "question": "is k right",
+            "command": "",
+            "machine": {},
+            "settings": {"pair": path.stem},
+            "claims": [],
+        }
         path.write_text(json.dumps(record | {"samples": rows}))
     assert main(["--summary", *map(str, paths)]) == 0
     [_, to_plain] = capsys.readouterr().out.splitlines()
