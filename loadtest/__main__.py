@@ -29,16 +29,16 @@ from loadtest.frame.experiment import Cell, Experiment, Result, measure, table
 from loadtest.frame.page import PAGE, page
 from loadtest.frame.pairs import find_models
 from loadtest.frame.picture import draw
-from loadtest.frame.record import read_result, rows_to_go_on, write_result
+from loadtest.frame.record import read_result, result_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
 from loadtest.frame.theory import draw_theory, step_share, theory_lines
 from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
 from loadtest.trial.command import choose
 
-_OF_TRIALS = {"config": None, "url": None, "set": ()}  # options that no experiment has, and unused
+_OF_TRIALS = {"config": None, "set": ()}  # options that no experiment has, and unused
 _OF_BOTH = {
-    *("name", "list", "page", "summary", "quick", "output", "threads", "device", "dtype"),
+    *("name", "list", "page", "summary", "quick", "output", "threads", "device", "dtype", "url"),
     *_OF_TRIALS,
 }
 
@@ -81,7 +81,7 @@ class ChosenExperiment:
     experiment: Experiment
     models: Models
     openers: Mapping[str, Opener]
-    known: Sequence[Mapping[str, Any]] = ()
+    known: Result | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -210,9 +210,12 @@ def _chosen(arguments: argparse.Namespace) -> Chosen:
         raise ValueError(f"--{wrong[0]}: an experiment has no such option")
     experiment, models = _experiment(arguments)
     openers = {**STAGES, **llama.openers(arguments)}
+    if arguments.url:
+        [url] = arguments.url
+        openers["http"] = lambda models: STAGES["http"](replace(models, url=url))
     experiment, skipped = _with_stages(experiment, openers)
     settings = {"pair": models.label, "skipped": skipped}
-    known = rows_to_go_on(arguments.output, options | settings) if arguments.resume else []
+    known = result_to_go_on(arguments.output, options | settings) if arguments.resume else None
     return ChosenExperiment(experiment, models, openers, known, settings)
 
 
@@ -229,6 +232,10 @@ def _experiment(arguments: argparse.Namespace) -> tuple[Experiment, Models]:
         of_prompts = experiment.of_prompts or partial(by_task, num_prompts=64)
         experiment = replace(experiment, workloads=of_prompts(arguments.prompts))
     models = _models(arguments, experiment)
+    if arguments.url:
+        if len(arguments.url) > 1 or "http" not in experiment.stages:
+            raise ValueError(f"--url: {arguments.name} asks at most one service, at the stage http")
+        experiment = replace(experiment, stages=("http",))
     experiment = llama.with_ways(experiment.for_drafts(list(models.drafts)), arguments.llama_way)
     if arguments.quick:
         experiment = experiment.quick()
@@ -378,7 +385,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on with --output where it was cut")
     add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")
-    add("--url", action="append", help="of a service that runs, for a trial that can ask one")
+    add("--url", action="append", help="of a service that runs, if NAME can ask one")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")
     return parser
 

@@ -86,7 +86,9 @@ def test_modules_that_are_named_without_a_folder_exist(page: Path) -> None:
 def test_commands_name_modules_and_tests_that_exist(page: Path) -> None:
     text = FIGURES.sub("", page.read_text(encoding="utf-8"))  # how a figure was once made stands
     for module in MODULE.findall(text):
-        assert importlib.util.find_spec(module.rstrip(".")) is not None, module
+        spec = importlib.util.find_spec(module.rstrip("."))
+        assert spec is not None, module
+        assert spec.origin is not None, f"{module}: a folder that is left over"
     for arguments in COMMAND.findall(text):
         for path in arguments.split():
             assert (ROOT / path).exists(), path

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, no_spans
@@ -55,6 +56,18 @@ class MetricsElsewhere:
 _NOWHERE = MetricsElsewhere()
 
 
+def services_of(config: RouterConfig, **fields: Any) -> Services:
+    """Return the services of a router: limits of its config, with pools and other `fields`."""
+    return Services(
+        **{
+            "speculation": config.speculation,
+            "limits": config.timeouts,
+            "rollouts": RolloutPlaces(config.max_rollouts, config.max_rollout_slowdown),
+            **fields,
+        }
+    )
+
+
 class RouterService:
     """The service of a router over given pools. Make it in the event loop that will serve.
 
@@ -87,15 +100,8 @@ class RouterService:
         elsewhere: MetricsElsewhere = _NOWHERE,
     ) -> None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
-        services = Services(
-            target_pool=target,
-            draft_pools=drafts,
-            constraint_pool=constraint,
-            speculation=config.speculation,
-            limits=config.timeouts,
-            heads=heads,
-            rollouts=RolloutPlaces(config.max_rollouts, config.max_rollout_slowdown),
-        )
+        pools = {"target_pool": target, "draft_pools": drafts, "constraint_pool": constraint}
+        services = services_of(config, heads=heads, **pools)
         self._drafts, self._heads = drafts, heads
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None

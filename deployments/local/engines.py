@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.config.schema import AppConfig, RouterConfig
-from deployments.ingress.service import RouterService
+from deployments.ingress.service import RouterService, services_of
 from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.engine.draft import DraftEngine
@@ -22,7 +22,6 @@ from models.engine.target import TargetEngine
 from models.grammar.masks import LocalMaskSource, MaskSource, NoMaskSource
 from models.heads.config import target_heads
 from router.generator import SpeculativeGenerator
-from router.planning.rollout_places import RolloutPlaces
 from router.services import Services
 
 _EPOCH = 1  # engines here are never replaced
@@ -56,6 +55,7 @@ class LocalEngines:
     ) -> None:
         self._config = config
         self._device = None if has_threads else InlineDevice()
+        self._heads = target_heads(config.target.heads, config.target.early_exit)
         self.constraint_pool = constraint
         self.draft_pools = {  # before the target: the engine that comes first goes first
             name: self._pool(DraftEngine(runner, self._masks(), _EPOCH), runner)
@@ -83,21 +83,15 @@ class LocalEngines:
             link: returns the pool that the router sees, given a pool's name and the pool.
             fields: of `Services` in place of these: fewer draft pools, a planner.
         """
-        config = config or self._config.router
         between = link or (lambda name, pool: pool)
-        target = self._config.target
-        own: dict[str, Any] = {
+        drafts = self.draft_pools.items()
+        pools = {
             "target_pool": between("target", self.target_pool),
-            "draft_pools": {
-                name: between("draft", pool) for name, pool in self.draft_pools.items()
-            },
+            "draft_pools": {name: between("draft", pool) for name, pool in drafts},
             "constraint_pool": self.constraint_pool and between("constraint", self.constraint_pool),
-            "speculation": config.speculation,
-            "limits": config.timeouts,
-            "heads": target_heads(target.heads, target.early_exit),
-            "rollouts": RolloutPlaces(config.max_rollouts, config.max_rollout_slowdown),
         }
-        return Services(**own | fields)
+        config = config or self._config.router
+        return services_of(config, **{**pools, "heads": self._heads, **fields})
 
     def service(self, config: RouterConfig | None = None) -> RouterService:
         """Return a service over these engines; `service.http` has what the HTTP routes need.
@@ -105,13 +99,12 @@ class LocalEngines:
         Raises:
             ValueError: see `RouterService`.
         """
-        target = self._config.target
         return RouterService(
             config or self._config.router,
             target=self.target_pool,
             drafts=self.draft_pools,
             constraint=self.constraint_pool,
-            heads=target_heads(target.heads, target.early_exit),
+            heads=self._heads,
         )
 
     def loads(self) -> dict[str, EngineLoad]:

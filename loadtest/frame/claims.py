@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from loadtest.frame.ways import ADAPTIVE, PLAIN
-from loadtest.report.ratios import Estimate, rates_of_best, ratio_of
+from loadtest.report.ratios import Estimate, difference_of, rates_of_best, ratio_of
 
 Row = Mapping[str, Any]  # of a record: its cell, its way, and the runs of each measure
 CELL = ("stage", "workload", "batch")
@@ -136,8 +136,7 @@ class Goal:
         (other,) = others.values()
         if self.by == "ratio":
             return ratio_of(one, other)
-        more = sorted(above - below for above, below in zip(one, other, strict=True))
-        return Estimate(statistics.median(more), more[0], more[-1])
+        return difference_of(one, other)
 
 
 _WORDS = {"ratio": "/", "difference": "-", "ratio to best": "/ the best of"}

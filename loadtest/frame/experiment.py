@@ -175,7 +175,7 @@ def measure(
     models: Models,
     openers: Mapping[str, Opener],
     on_cell: Callable[[Result], None] = lambda result: None,
-    known: Sequence[Mapping[str, Any]] = (),
+    known: Result | None = None,
 ) -> Result:
     """Run an experiment.
 
@@ -184,14 +184,15 @@ def measure(
         models: of its pair.
         openers: of its stages, by name.
         on_cell: called with the result so far after every cell.
-        known: rows of an earlier run that was cut: their cells are not run again.
+        known: result of an earlier run that was cut: its cells are not run again.
 
     Raises:
         ValueError: a stage cannot do what a way says.
         RuntimeError: an answer is an error.
     """
-    result = Result(rows=[dict(row) for row in known])
-    done = {tuple(row[name] for name in CELL) for row in known}
+    result = known or Result()
+    result.extra["is_complete"] = False
+    done = {tuple(row[name] for name in CELL) for row in result.rows}
     left = [cell for cell in experiment.places() if cell not in done]
     for name, cells in groupby(left, lambda cell: cell[0]):
         with ExitStack() as stack:
@@ -204,6 +205,7 @@ def measure(
                 else:
                     _measure_cell(experiment, models, stages, cell, result)
                 on_cell(result)
+    result.extra["is_complete"] = True
     return result
 
 

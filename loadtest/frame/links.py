@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from deployments.config.schema import ModelConfig, RouterConfig
 from deployments.local.pair import local_config
 from loadtest.frame.ranks import ProcessPool
 from loadtest.frame.runs import Ask, Run
-from loadtest.frame.stages import Line, Models, RunClock, answer_all, planner_of
+from loadtest.frame.stages import Closing, Line, Models, RunClock, answer_all, planner_of
 from loadtest.frame.ways import Way
 from router.generator import SpeculativeGenerator
 from router.services import Services
@@ -23,7 +22,7 @@ from router.services import Services
 Result = TypeVar("Result")
 
 
-class LinkedStage:
+class LinkedStage(Closing):
     """Implements `Stage` over models of any config. Grammars are not served here.
 
     Args:
@@ -44,25 +43,12 @@ class LinkedStage:
         self._drafts = {name: ProcessPool("draft", model) for name, model in drafts.items()}
         self._lines: dict[str, Line] = {}
         self._numbers = count()
-
-    def __enter__(self) -> Self:
-        """Wait until the models are loaded."""
         try:
             for pool in (self._target, *self._drafts.values()):
                 pool.wait_ready()
         except BaseException:
-            self._close()
+            self.close()
             raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the processes."""
-        self._close()
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
@@ -101,7 +87,8 @@ class LinkedStage:
             self._lines[repr(way)] = Line(router, clock)
         return self._lines[repr(way)]
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the processes."""
         for pool in (self._target, *self._drafts.values()):
             self._runner.run(pool.close())
         self._runner.close()

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -28,7 +27,7 @@ from loadtest.client.http import READ_TIMEOUT_S
 from loadtest.frame.experiment import Experiment
 from loadtest.frame.gguf import gguf_of
 from loadtest.frame.runs import Answer, Ask, Run
-from loadtest.frame.stages import Models, Opener
+from loadtest.frame.stages import Closing, Models, Opener
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import tokenizer_of
 from loadtest.service.served import ended_in_order, free_port
@@ -251,7 +250,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_STOP_TIMEOUT_S)
 
 
-class LlamaStage:
+class LlamaStage(Closing):
     """Implements `Stage` with a server of its own for each run, one request at a time.
 
     A way without a drafter drafts its `k` with the draft model. A drafter is a name of `LOOKUPS`,
@@ -282,18 +281,6 @@ class LlamaStage:
         self._is_streamed = is_streamed
         target = gguf_of(models.target, self._files / "target.gguf", script)
         self._server = LlamaCpp(binary, target, int(models.engine["max_model_len"]))
-
-    def __enter__(self) -> Self:
-        """Return itself; a server starts with each run."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Do nothing: servers end with their runs."""
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""

@@ -78,6 +78,8 @@ def _figure(runs: Sequence[float] | None, base: Sequence[float] | None) -> str:
 def verdict(record: Mapping[str, Any]) -> str:
     """Say how many aims were met, and name those that were missed."""
     claims = record["claims"]
+    if not record.get("is_complete", True):
+        return "The run was cut: **not complete**."
     if not claims:
         return "It has no aims."
     missed = [claim for claim in claims if not claim["is_met"]]

@@ -18,6 +18,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt  # here: most runs draw nothing
 
     panels = cells(rows)
+    if not panels:
+        return
     num_rows = -(-len(panels) // _COLUMNS)
     columns = min(_COLUMNS, len(panels))
     figure, axes = plt.subplots(

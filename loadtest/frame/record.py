@@ -44,24 +44,23 @@ def read_result(path: Path) -> dict[str, Any]:
         ValueError: it is no record of an experiment.
     """
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("question", "command", "machine", "settings", SAMPLES, "claims"):
+    for name in ("question", "command", "machine", "settings", SAMPLES, "claims", "problems"):
         if name not in content:
             raise ValueError(f"{path.name} is no record of an experiment: {name} is missing")
     return content
 
 
-def rows_to_go_on(path: Path | None, settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows of a run that was cut, if the record has the same settings.
+def result_to_go_on(path: Path | None, settings: Mapping[str, Any]) -> Result:
+    """Return what a run that was cut had found, if the record has the same settings.
 
     Raises:
         ValueError: it was made with other settings; the message names the first that differs.
     """
     if path is None or not path.is_file():
-        return []
+        return Result()
     record = read_result(path)
     for name, value in json.loads(json.dumps(settings, default=str)).items():
         if name not in ("output", "resume") and record["settings"].get(name) != value:
             kept = record["settings"].get(name)
             raise ValueError(f"--resume: {path.name} has {name} = {kept!r}, not {value!r}")
-    rows: list[Mapping[str, Any]] = record[SAMPLES]
-    return rows
+    return Result(rows=record[SAMPLES], problems=record["problems"])

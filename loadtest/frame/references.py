@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from deployments.local.pair import local_config
 from loadtest.frame.runs import Answer, Ask, Run
-from loadtest.frame.stages import Models
+from loadtest.frame.stages import Closing, Models
 from loadtest.frame.ways import Way
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -41,24 +40,12 @@ def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceMode
     return model
 
 
-class _Reference:
+class _Reference(Closing):
     """A stage in this process that loads its models when it is made."""
 
     def __init__(self, models: Models) -> None:
         if "num_threads" in models.engine:
             torch.set_num_threads(models.engine["num_threads"])
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Do nothing: the models go with the last reference to them."""
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
@@ -174,6 +161,8 @@ class BareStage(_Reference):
             self._start(name, ask)
         num_running = len(streams)
         while num_running:
+            if not self._engine.has_work:
+                raise RuntimeError(f"the engine left {num_running} answers without an end")
             for _, reply in self._engine.step():
                 if isinstance(reply, Queued):
                     continue

@@ -13,15 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
 from loadtest.client import answers as client_answers
 from loadtest.client.http import COMPLETIONS, READ_TIMEOUT_S, complete, key_headers
 from loadtest.frame.runs import Answer, Ask, Run
-from loadtest.frame.stages import Models
+from loadtest.frame.stages import Closing, Models
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
 from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
@@ -30,31 +29,17 @@ from router.stats import SpeculationStats
 _CONFIG = ROOT / "configs" / "demo.yaml"
 
 
-class ServiceStage:
-    """Implements `Stage` over HTTP. A service keeps what its planner has learnt.
+class ServiceStage(Closing):
+    """Implements `Stage` over HTTP. A service keeps what its planner has learnt."""
 
-    Args:
-        models: to serve.
-        url: of a service that others run, without /v1; empty: one of our own is started.
-    """
-
-    def __init__(self, models: Models, url: str = "") -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
-        self._url = url
+        self._url = models.url.rstrip("/")
         self._stack = ExitStack()
         self._clients: dict[str, tuple[httpx.Client, str]] = {}
         self._numbers = count(time.time_ns())  # no service may have seen a salt before
 
-    def __enter__(self) -> Self:
-        """Return itself; a service starts when a way first needs it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """End the services."""
         self._stack.close()
 

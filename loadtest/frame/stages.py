@@ -47,6 +47,7 @@ class Models:
         drafts: folders of draft models; the first pool is `draft`.
         engine: fields of both models' sections: dtype, num_threads, max_model_len.
         router: fields of the section `router` in place of `ROUTER`'s; `speculation` is merged.
+        url: of a service that others run, without /v1, for the stage `http`; "": ours is started.
         later: pool of drafts whose draft model takes the first one's place, unseen, after half of a
             run's requests; empty: none. Only the stage `engine` has it.
     """
@@ -56,6 +57,7 @@ class Models:
     drafts: Mapping[str, Path]
     engine: Mapping[str, Any] = field(default_factory=dict)
     router: Mapping[str, Any] = field(default_factory=dict)
+    url: str = ""
     later: str = ""
 
     def tree(self, way: Way) -> dict[str, Any]:
@@ -179,7 +181,27 @@ def planner_of(way: Way, clock: RunClock) -> RouterPlanner:
     return RouterPlanner(PassCosts(), clock, way.k if way.is_pinned else None)
 
 
-class EngineStage:
+class Closing:
+    """A context that closes itself at its end; a base of stages."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Free what it holds; nothing by default."""
+
+
+class EngineStage(Closing):
     """Implements `Stage` with the router's loop over engines in this process."""
 
     def __init__(self, models: Models) -> None:
@@ -189,16 +211,7 @@ class EngineStage:
         self._runner = asyncio.Runner()
         self._numbers = count()
 
-    def __enter__(self) -> Self:
-        """Return itself; models are loaded when a way first needs them."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Free the models."""
         for engines in self._pairs.values():
             self._runner.run(engines.close())

@@ -37,14 +37,6 @@ class Estimate:
     high: float
 
 
-@dataclass(frozen=True)
-class BestRatio:
-    """The ratio of a line to the best of others; `picked`: by the even turns and by the odd."""
-
-    ratio: Estimate
-    picked: tuple[str, str]
-
-
 def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
     """Return the median over turns of above / below.
 
@@ -55,33 +47,14 @@ def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> E
     Raises:
         ValueError: the lines have not as many turns, or none.
     """
-    if len(above) != len(below) or not above:
-        raise ValueError(f"both lines need the same turns, got {len(above)} and {len(below)}")
-    ratios = np.asarray(above, dtype=np.float64) / np.asarray(below, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(ratios), size=(_NUM_RESAMPLES, len(ratios)))
-    return _estimate(statistics.median(ratios.tolist()), np.median(ratios[drawn], axis=1))
+    _check_turns(above, below)
+    return _of_turns(np.asarray(above, np.float64) / np.asarray(below, np.float64), seed)
 
 
-def ratio_to_best(
-    line: Sequence[float], others: Mapping[str, Sequence[float]], seed: int = 0
-) -> BestRatio:
-    """Return the median over turns of `line` over the best of `others`, picked on other turns.
-
-    Args:
-        line: its rates, in order of turns.
-        others: the same of every line that may be the best, by name.
-        seed: of the bootstrap.
-
-    Raises:
-        ValueError: there are no others, fewer than two turns, or not the same turns everywhere.
-    """
-    num_turns = len(line)
-    if not others or num_turns < 2 or any(len(rates) != num_turns for rates in others.values()):
-        lengths = {name: len(rates) for name, rates in others.items()}
-        raise ValueError(f"at least two turns of every line are needed, got {num_turns}, {lengths}")
-    by_even, by_odd = (_best(others, start) for start in (0, 1))
-    below = [others[by_odd if turn % 2 == 0 else by_even][turn] for turn in range(num_turns)]
-    return BestRatio(ratio_of(line, below, seed), (by_even, by_odd))
+def difference_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """Return the median over turns of above less below. Arguments and errors: see `ratio_of`."""
+    _check_turns(above, below)
+    return _of_turns(np.asarray(above, np.float64) - np.asarray(below, np.float64), seed)
 
 
 def rates_of_best(lines: Mapping[str, Sequence[float]]) -> list[float] | None:
@@ -150,6 +123,16 @@ def ratio_of_totals(above: Totals, below: Totals, seed: int = 0) -> Estimate:
     totals = parts[:, drawn].sum(axis=2)  # [2, resamples, count and divisor]
     again = totals[..., 0] / totals[..., 1]
     return _estimate(averages[0] / averages[1], again[0] / again[1])
+
+
+def _check_turns(above: Sequence[float], below: Sequence[float]) -> None:
+    if len(above) != len(below) or not above:
+        raise ValueError(f"both lines need the same turns, got {len(above)} and {len(below)}")
+
+
+def _of_turns(values: _Rates, seed: int) -> Estimate:
+    drawn = np.random.default_rng(seed).integers(len(values), size=(_NUM_RESAMPLES, len(values)))
+    return _estimate(statistics.median(values.tolist()), np.median(values[drawn], axis=1))
 
 
 def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:

@@ -125,6 +125,7 @@ def test_adaptive_k_is_summed_up_over_several_records(
             "machine": {},
             "settings": {"pair": path.stem},
             "claims": [],
+            "problems": [],
         }
         path.write_text(json.dumps(record | {"samples": rows}))
     assert main(["--summary", *map(str, paths)]) == 0

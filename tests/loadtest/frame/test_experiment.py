@@ -58,7 +58,7 @@ EXPERIMENT = Experiment(
 )
 
 
-def run(stage: ScriptedStage, known: Sequence[Any] = ()) -> Result:
+def run(stage: ScriptedStage, known: Result | None = None) -> Result:
     openers: Any = {"scripted": lambda models: nullcontext(stage)}
     return measure(EXPERIMENT, MODELS, openers, known=known)
 
@@ -95,7 +95,11 @@ def test_a_text_that_depends_on_the_way_is_a_problem() -> None:
 def test_cells_that_are_known_are_not_run_again() -> None:
     first = run(ScriptedStage())
     stage = ScriptedStage()
-    again = run(stage, known=[row for row in first.rows if row["workload"] == "one"])
+    known = Result(
+        rows=[row for row in first.rows if row["workload"] == "one"], problems=["a text differs"]
+    )
+    again = run(stage, known=known)
+    assert again.problems == ["a text differs"]  # it was found before the run was cut
     assert again.rows == first.rows
     assert len(stage.seen) == 2 * (1 + 3 * 2)  # ways; the warm-up and the turns of one workload
 
@@ -167,3 +171,13 @@ def test_a_way_with_a_draft_model_is_run_with_each_and_needs_one() -> None:
         **{"k=0": None, "k=3": ("draft",), "k=3, draft-2": ("draft-2",), "lookup": ()},
     }
     assert set(replace(EXPERIMENT, ways=ways).for_drafts([]).ways) == {"k=0", "lookup"}
+
+
+def test_a_run_that_was_cut_does_not_read_as_complete() -> None:
+    kept: list[bool] = []
+    openers: Any = {"scripted": lambda models: nullcontext(ScriptedStage())}
+    result = measure(
+        EXPERIMENT, MODELS, openers, on_cell=lambda found: kept.append(found.extra["is_complete"])
+    )
+    assert kept == [False, False]
+    assert result.extra["is_complete"]

@@ -31,3 +31,7 @@ def test_an_aim_that_was_missed_is_called_so() -> None:
     text = verdict({"claims": [claim, met]})
     assert text.startswith("1 of 2 aims were met.")
     assert "**missed**: a / b: 0.90 (at least 1)" in text
+
+
+def test_a_run_that_was_cut_is_called_so() -> None:
+    assert "not complete" in verdict({"claims": [], "is_complete": False})

@@ -1,4 +1,4 @@
-"""What is deployed to a running service; no cluster."""
+"""The trial of changes deploys what it says to a running service; no cluster is started."""
 
 from __future__ import annotations
 

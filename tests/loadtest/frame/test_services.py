@@ -1,0 +1,55 @@
+"""The stage `http` asks a service that somebody else runs, and writes what the engines write."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.frame.pairs import find_models
+from loadtest.frame.runs import Ask, Run
+from loadtest.frame.services import ServiceStage
+from loadtest.frame.ways import Way
+from tests.harness.local import demo_tokenizer
+from tests.harness.served_demo import demo_over_http
+
+MODELS = find_models("demo")
+
+
+def ask_all(url: str, *ways: Way) -> list[Run]:
+    prompt = demo_tokenizer().encode_chat([{"role": "user", "content": "Write a short story."}])
+    asks = [Ask(prompt_ids=tuple(prompt), max_tokens=24, temperature=1.0, seed=n) for n in (1, 2)]
+    with ServiceStage(replace(MODELS, url=url)) as stage:
+        return [stage.run(asks, way, batch=2) for way in ways]
+
+
+async def test_a_services_answers_do_not_depend_on_the_way_and_are_counted() -> None:
+    async with demo_over_http() as target:
+        plain, drafted = await asyncio.to_thread(
+            ask_all, target.root_url, Way(k=0), Way(k=4, drafter="draft_model")
+        )
+    assert plain.contents == drafted.contents
+    assert plain.contents[0] != plain.contents[1]  # two seeds
+    assert plain.num_tokens == drafted.num_tokens == 48
+    assert plain.stats.num_draft_tokens == 0
+    assert drafted.stats.num_accepted_by["draft_model"] > 0
+    assert drafted.stats.num_rounds == 48 - drafted.stats.num_accepted_draft_tokens
+    assert all(one.began_s < one.first_s <= one.ended_s for one in drafted.answers)
+
+
+async def test_a_way_that_needs_another_config_is_refused() -> None:
+    async with demo_over_http() as target:
+        with pytest.raises(ValueError, match="somebody else's service has its own"):
+            await asyncio.to_thread(
+                ask_all, target.root_url, Way(target={"heads": "models/demo/mtp"})
+            )
+
+
+def test_an_experiment_that_asks_no_service_refuses_a_url(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["forced", "--url", "http://127.0.0.1:1"])
+    assert "--url: forced asks at most one service" in capsys.readouterr().err
