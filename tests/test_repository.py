@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_350,
     "deployments": 22_800,
     "loadtest": 27_400,
-    "tests": 70_000,
+    "tests": 70_100,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

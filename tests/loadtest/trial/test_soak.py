@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -150,21 +150,37 @@ def test_what_cannot_be_watched_is_a_complaint() -> None:
     assert len(watch.complaints) == 2
 
 
+HOARDER = """
+import mmap, os, sys
+hoard = []
+for line in sys.stdin:
+    pages = mmap.mmap(-1, 4 << 20)
+    pages.write(os.urandom(4 << 20))
+    hoard.append(pages)
+    print(len(hoard), flush=True)
+"""
+
+
 def test_memory_of_real_processes_is_read() -> None:
-    me = psutil.Process()
-    watch = MemoryWatch(lambda: {"router": [me]}, lambda: [me])
-    hoard = []
-    for number in range(12):
-        watch.sample(float(number))
-        pages = mmap.mmap(-1, 4 * MIB)  # new ones, whatever this process has freed before
-        pages.write(os.urandom(4 * MIB))
-        hoard.append(pages)
+    # A process that does nothing else: that of the tests has threads of earlier ones.
+    with subprocess.Popen(
+        [sys.executable, "-c", HOARDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hoarder = psutil.Process(process.pid)
+        watch = MemoryWatch(lambda: {"router": [hoarder]}, lambda: [hoarder])
+        for number in range(13):  # the first one starts the process
+            print("more", file=process.stdin, flush=True)
+            assert process.stdout.readline() == f"{number + 1}\n"
+            if number:
+                watch.sample(float(number))
+        process.stdin.close()
     [router, ours, rays] = watch.series
-    assert router.pid == me.pid
+    assert router.pid == hoarder.pid
     found = growth(router, 0.0, ours)
     # Medians of the first three and the last three samples: nine hoards of 4 MiB between them.
     assert found["late_mib"] - found["early_mib"] == pytest.approx(36, abs=6)
-    assert len(hoard) == 12
     assert growth(ours, 0.0, ours)["growth"] > 0
     assert not rays.is_ours
 
