@@ -13,7 +13,7 @@ from deployments.engine.swap_meters import SwapMeters
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
-from router.planning.measured import PlannerStats
+from router.gains import PlannerStats
 
 COMMAND = "python -m deployments.metrics --output deployments/docs/metrics.md"
 _HEAD = f"""\

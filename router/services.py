@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from models.heads.config import TargetHeads
 from router.comparing.comparison import DraftComparison
+from router.drafters.draft_choice import DraftChoice
 from router.drafters.repeats.text_memory import TextMemory
 from router.drafters.rules import LiveSessions
 from router.limits import SessionLimits, SpeculationLimits
 from router.planning.acceptance import AcceptancePool
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.draft_choice import DraftChoice
-from router.planning.rollout_places import RolloutPlaces
 from router.ports import ConstraintPool, EnginePool, TaskClass
+from router.rollout_places import RolloutPlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

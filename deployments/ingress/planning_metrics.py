@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from deployments.serve.instruments import Meters
 from deployments.serve.metrics import Metric, Table, counter, gauge
 from router.comparing.comparison import ReplayCounts
-from router.planning.measured import Gain, PlannerStats
+from router.gains import Gain, PlannerStats
 from router.ports import TaskClass
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,11 @@ METRICS: tuple[Metric[_Planner], ...] = (
     ),
     counter(
         "outrider:planner_probes",
-        "Rounds (control: without a draft, trial: with one) and drafts beside plain steps "
-        "(shadow) that were made to be measured",
+        "Rounds that were made to be measured (control: all without a draft where drafting pays, "
+        "probe: one with a draft where it does not)",
         lambda now: {
             ("control",): now.stats.num_control_rounds,
-            ("trial",): now.stats.num_trial_rounds,
-            ("shadow",): now.stats.num_shadow_drafts,
+            ("probe",): now.stats.num_probe_rounds,
         },
         "kind",
     ),
@@ -90,7 +89,7 @@ METRICS: tuple[Metric[_Planner], ...] = (
     ),
     counter(
         "outrider:planned_round_seconds",
-        "Time of rounds with a draft, as predicted and as it was",
+        "Time of rounds as the plan predicted it and as it was, with drafts and without",
         lambda now: {
             ("predicted",): now.stats.predicted_ms / 1e3,
             ("actual",): now.stats.actual_ms / 1e3,

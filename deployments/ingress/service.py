@@ -31,8 +31,8 @@ from models.text.tokenizer import Tokenizer
 from models.text.tools.prompt import turn_formats
 from router.drafters.choice import drafter_names
 from router.generator import SpeculativeGenerator
-from router.planning.rollout_places import RolloutPlaces
 from router.ports import ConstraintPool, EnginePool
+from router.rollout_places import RolloutPlaces
 from router.services import Services
 
 logger = logging.getLogger("ray.serve")

@@ -2,17 +2,20 @@
 
     python -m loadtest.simulate --output loadtest/results/simulate.json
     python -m loadtest.simulate --only cpu-demo --seconds 60
+    python -m loadtest.simulate --seconds 3 --set planner._SETTLING=0
 
 There is no clock and no model. It gives tokens per second for several policies in each scenario.
 They are k = 0, every fixed k, and sessions that each decide for themselves. The last line is the
 router's planner, which decides for all together. It also gives the planner's share of the best
 fixed k (0 included). The planner, its statistics and the forming of batches are the code that
-serves; engines, links and acceptance are simulated.
+serves; engines, links and acceptance are simulated. `--set` gives a constant of the planner another
+value, which shows the worth of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import statistics
 import sys
@@ -283,12 +286,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, for each run")
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--set",
+        dest="constants",
+        type=_constant,
+        nargs="+",
+        default=[],
+        metavar="MODULE.NAME=VALUE",
+        help="constants of router/planning, for this run",
+    )
     parser.add_argument("--output", type=Path, help="JSON file")
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(words)
     chosen = [scenario for scenario in scenarios() if arguments.only in scenario.name]
     if not chosen:
         parser.error(f"--only: no scenario's name contains {arguments.only!r}")
+    for constant in arguments.constants:
+        _set(constant)
     print(
         f"{'':28}{'k=0':>7}{'best k':>7}{'of it':>7}{'alone':>7}{'joint':>7}"
         f"{'alone':>8}{'joint':>8}{'mean k':>8}{'batch':>7}{'predicted':>11}"
@@ -300,6 +314,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(_line(lines[-1]), flush=True)
     content = head("python -m loadtest.simulate", words, vars(arguments))
     write_json(arguments.output, {**content, "summary": summary(lines), SAMPLES: lines})
+
+
+def _constant(text: str) -> str:
+    name, has_value, value = text.partition("=")
+    module, _, constant = name.rpartition(".")
+    try:
+        is_known = hasattr(importlib.import_module(f"router.planning.{module}"), constant)
+        float(value)
+    except (ImportError, ValueError):
+        is_known = False
+    if not (has_value and is_known):
+        raise argparse.ArgumentTypeError(f"must be as planner._SETTLING=0, got {text!r}")
+    return text
+
+
+def _set(constant: str) -> None:
+    """Give a constant another value, of the same type."""
+    name, _, value = constant.partition("=")
+    module_name, _, attribute = name.rpartition(".")
+    module = importlib.import_module(f"router.planning.{module_name}")
+    kind = type(getattr(module, attribute))
+    setattr(module, attribute, kind(float(value)))
 
 
 def _line(found: Mapping[str, Any]) -> str:

@@ -90,7 +90,6 @@ class SimulatedClient:
         self._session_id = f"{self._name}-{self._num_requests}"
         self._planner, self._costs = self._new_planner(self._kind.drafter)
         self._num_left = self._kind.num_tokens
-        self._shadow: tuple[int, int, float] | None = None
         self._is_first = True
         self._asked: RoundPlan | None = None
         self._began_ms, self._num_new = 0.0, 0
@@ -103,9 +102,6 @@ class SimulatedClient:
         self._begin()
 
     def _round(self) -> None:
-        if self._shadow is not None:
-            self._planner.observe_shadow(*self._shadow)
-            self._shadow = None
         drafter, began_ms = self._kind.drafter, self._world.events.now_ms
         if self._asked is not None:
             self._planner.observe_round(self._asked, self._num_new, began_ms - self._began_ms)
@@ -114,8 +110,6 @@ class SimulatedClient:
         self._began_ms, self._num_new = began_ms, 0
         self._asked = None if self._is_first else plan
         if plan.num_draft_tokens == 0:
-            if plan.num_shadow_tokens > 0 and drafter is not None:
-                self._propose(drafter, plan.num_shadow_tokens, self._take_shadow)
             self._verify(plan, 0)
             return
         if drafter is not None:
@@ -149,10 +143,6 @@ class SimulatedClient:
         self._world.events.after(
             self._world.machine.net_ms, lambda: draft.propose(session_id, length, take)
         )
-
-    def _take_shadow(self, num_drafted: int) -> None:
-        elapsed_ms = self._world.events.now_ms - self._began_ms
-        self._shadow = (num_drafted, self._accepted(num_drafted), elapsed_ms)
 
     def _verify(self, plan: RoundPlan, num_drafted: int) -> None:
         run_on = max(0, min(plan.run_on, self._num_left - 1 - num_drafted))

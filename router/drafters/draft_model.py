@@ -1,7 +1,7 @@
 """Draft models as drafters: engines of their own, leased for each session.
 
 A deployment may have several side by side: one in its `draft` section, further ones under names of
-their own. A session has one of them, see `router/planning/drafts.py`.
+their own. A session has one of them, see `draft_choice.py`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import msgspec
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
 from router.drafters.guesses import Guesses
+from router.drafters.misses import Misses
 from router.drafters.rules import DraftRules
-from router.drafters.shadow import ShadowDraft
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
-from router.planning.round_plan import Misses, RoundPlan
+from router.planning.round_plan import RoundPlan
 from router.ports import DrafterTraits
 from router.rounds import Round, RoundWatch
 
@@ -50,7 +50,6 @@ class Drafting:
         self._terms = terms
         self._guesses = guesses
         self._rules = rules or DraftRules()
-        self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
         self._min_survival = LEAST_SURVIVAL  # the newest plan's
 
@@ -89,12 +88,10 @@ class Drafting:
         The target goes on alone if there is no draft. Free drafts begin and continue what the
         session's drafters draft, and stand in where by plan none of them does.
         """
-        planner, shadow = self._watch.planner, self._shadow
+        planner = self._watch.planner
         self._watch.end_round()
         if self._watch.num_accepted > 0:  # one that was wrong is as good as none
             self._misses.end()
-        if (outcome := shadow.outcome()) is not None:
-            planner.observe_shadow(*outcome)
         planned_at = time.perf_counter()
         # The round emits one token of the target's own, so a draft leaves room for it.
         room = max(0, remaining_tokens - 1)
@@ -107,10 +104,7 @@ class Drafting:
         chain = self._chain(room)
         chain.begin()
         if plan.num_draft_tokens > 0:
-            await shadow.cancel()
             await self._propose(chain, plan)
-        elif plan.num_shadow_tokens > 0:
-            shadow.start(plan.num_shadow_tokens)
         chain.add_free(self._drafters.free_drafters(), drafter)
         is_free = all(segment.drafter.is_free for segment in chain.segments)
         is_chosen = plan.mode is not None or plan.num_draft_tokens == 0  # live, not a fixed k
@@ -133,8 +127,10 @@ class Drafting:
         if off:
             return None, msgspec.structs.replace(planner.plan(None, room), reason=off)
         if planner.wants_drafter:
+            drafters.start()
+        if planner.wants_drafter and not planner.is_probing:
             drafter, is_ready = drafters.next_drafter, drafters.is_ready
-        else:
+        else:  # a probe is of the preferred one: of those that fill in the rows tell enough
             drafter, is_ready = drafters.preferred, drafters.is_preferred_ready
         return drafter, planner.plan(drafter, room, is_ready=is_ready)
 
@@ -177,8 +173,7 @@ class Drafting:
         return () if asked.proposal is None else asked.proposal.tokens, asked.elapsed_ms
 
     async def close(self) -> None:
-        """Give up the shadow draft under way and free the drafters. Idempotent; never raises."""
-        await self._shadow.cancel()
+        """Free the drafters. Idempotent; never raises."""
         await self._drafters.close()
         if self._guesses is not None:
             await self._guesses.close()

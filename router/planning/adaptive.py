@@ -1,8 +1,4 @@
-"""Plans the rounds of a router's sessions: all on one target replica together.
-
-`RouterPlanner` has a `replica.ReplicaPlanner` for each target replica, and `PlannedSession` is one
-session's part in it, which explains its k.
-"""
+"""The planner that all sessions of a router share, and each session's part in it."""
 
 from __future__ import annotations
 
@@ -10,17 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 
 from models.protocol.messages import Timing
+from router.gains import Gain, Gains, PlannerStats
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
-from router.planning.measured import Gain, Gains, PlannerStats
-from router.planning.member import PlanMember
-from router.planning.replica import PLAIN_REASON, ReplicaPlanner
+from router.planning.planner import PlanMember, ReplicaPlanner
 from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits, TaskClass
 from router.types import Explanation
 
 _MAX_EMPTY_REPLICAS = 16  # replicas come and go under new names: the last ones are remembered
-_SHADOW_WEIGHT = 4  # drafts that a shadow draft counts for: what it outweighs is of long ago
 
 
 class RouterPlanner:
@@ -93,7 +87,7 @@ class PlannedSession(PlanMember):
         estimates: acceptance of each drafter that may draft for the session, by name.
         replica: names the session's target replica, which may change.
         max_length: the highest k.
-        run_on: plain steps per round where nobody drafts at all.
+        run_on: plain steps per round where nobody drafts.
         task: the class that the session's rounds are counted in.
     """
 
@@ -107,15 +101,12 @@ class PlannedSession(PlanMember):
         run_on: int,
         task: TaskClass = "free",
     ) -> None:
-        super().__init__(estimates, max_length)
+        super().__init__(estimates, max_length, run_on)
         self._planner = planner
         self._replica_now = replica
-        self._run_on = run_on
         self._task: TaskClass = task
         self._name = ""  # the replica's
         self._replica: ReplicaPlanner | None = None
-        self._newest = RoundPlan(0, 0)
-        self._is_measured = True  # its newest round
 
     def plan(
         self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
@@ -129,20 +120,24 @@ class PlannedSession(PlanMember):
         """
         if drafter is None:  # drafted for until now, maybe; others plan without it
             self.leave()
-            return RoundPlan(0, self._run_on, reason="nobody drafts")
+            self.newest = RoundPlan(0, self.run_on, reason="nobody drafts")
+            return self.newest
         replica = self._join()
         self.ask(drafter, max_draft_tokens)
-        self._newest = replica.plan(self, is_ready=is_ready)
-        num_tokens = self._newest.num_draft_tokens
-        self._is_measured = replica.takes_measure(self._newest)
-        self.note_plan(num_tokens, runs_on=self._newest.reason == PLAIN_REASON)
-        self._planner.stats.lengths[num_tokens] += 1
-        return self._newest
+        self.newest = replica.plan(self, is_ready=is_ready)
+        self._planner.stats.lengths[self.newest.num_draft_tokens] += 1
+        return self.newest
 
     @property
     def is_awaited(self) -> bool:
         """True if the session goes on alone by a plan from before the others began to draft."""
-        return self.runs_on and self._replica is not None and self._replica.is_drafting
+        runs_on = self.newest.mode is Mode.PLAIN and not self.newest.is_control
+        return runs_on and self._replica is not None and self._replica.is_drafting
+
+    @property
+    def is_probing(self) -> bool:
+        """True if it is to make the next probe, once its drafter is ready."""
+        return self._replica is not None and self._replica.prober is self
 
     @property
     def wants_drafter(self) -> bool:
@@ -157,11 +152,11 @@ class PlannedSession(PlanMember):
         replica, plan = self._replica, None
         if replica is not None:
             plan = replica.plans.get(Mode.DRAFTING)
-        costs, num_tokens = self._planner.costs, self._newest.num_draft_tokens
+        costs, num_tokens = self._planner.costs, self.newest.num_draft_tokens
         name = "" if self.drafter is None else self.drafter.name
         return Explanation(
             num_draft_tokens=num_tokens,
-            reason=self._newest.reason,
+            reason=self.newest.reason,
             mode="" if replica is None else replica.mode.value,
             survival=self.survival(),
             min_survival=0.0 if plan is None else plan.min_survival,
@@ -175,32 +170,25 @@ class PlannedSession(PlanMember):
 
     def observe_pass(self, timing: Timing) -> None:
         """Take in how many sessions and rows were in a target pass."""
-        if self._replica is not None and self._is_measured:
+        if self._replica is not None:
             self._replica.observe_pass(timing)
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
         """Take in how many sessions were in the draft steps of a round."""
-        if self._replica is not None and self._is_measured:
-            self._replica.observe_steps(drafter, timing)
-
-    def observe_shadow(self, num_drafted: int, num_matched: int, elapsed_ms: float) -> None:
-        """Take in the outcome of a shadow draft that took so long; 0, 0: there is none."""
         if self._replica is not None:
-            self._replica.end_shadow(self, elapsed_ms)
-        if num_drafted > 0 and self.drafter is not None:
-            for _ in range(_SHADOW_WEIGHT):
-                self.observe(self.drafter, num_drafted, num_matched)
+            self._replica.observe_steps(drafter, timing)
 
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """Take in a whole round: its tokens, and its time without waits for the client."""
         if self.drafter is not None and (plan.num_draft_tokens > 0 or plan.is_missed):
             num_missed = num_tokens if plan.is_missed else 0
             self._estimates[self.drafter.name].observe_presence(num_missed)
-        if self._replica is None or plan.mode is None or not self._is_measured:
+        if self._replica is None or plan.mode is None:
             return
-        self._replica.observe_round(plan, num_tokens, elapsed_ms)
+        self._replica.observe_round(self, plan, num_tokens, elapsed_ms)
         if plan.is_typical:
-            self._planner.gains.observe(self._task, plan.mode, num_tokens, elapsed_ms)
+            has_drafts = plan.mode is Mode.DRAFTING
+            self._planner.gains.observe(self._task, num_tokens, elapsed_ms, has_drafts=has_drafts)
 
     def leave(self, num_tokens: int = 0) -> None:
         """End its part in the plans of others; its text is over if it has tokens. Idempotent."""
@@ -215,5 +203,4 @@ class PlannedSession(PlanMember):
             self._name = name
             self._replica = self._planner.replica(name)
             self._replica.sessions[self] = None
-            self.forget_plan()
         return self._replica

@@ -1,7 +1,7 @@
 """Measures the current costs of engines while serving, shared by all sessions of a router.
 
 Passes of the target by rows, steps of each drafter by sessions. The rest of a round's time is
-measured where rounds are planned (`measured.Overheads`).
+measured where rounds are planned (`planner.Overhead`).
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
 """Draft lengths of all live sessions together: most expected tokens per millisecond of their round.
 
 If drafts pay, all sessions draft side by side. They share `depth` draft steps, and one pass
-verifies all drafts. A session that went its own way meanwhile would split the pass in two. No
-choice of k gains as much as that loses. Each session that can draft has its first token verified.
-The other tokens within a depth are admitted by falling survival. That order is best for any number
-of rows. It keeps drafts whole because survival never rises along a draft. Each prefix of it is
-scored,
+verifies all drafts. Each session that can draft has its first token verified. The other tokens
+within a depth are admitted by falling survival. That order is best for any number of rows, and
+keeps drafts whole because survival never rises along a draft. Each prefix of it is scored,
 
     (tokens of the round - tokens others lose) / (pass(rows) + depth * step(sessions) + overhead)
 
-or, for the share of rounds in which two halves of the sessions take turns, by their time. The best
-is compared with a plan without drafts. Overhead is the measured time of whole rounds beyond the
-engines' work (`measured.Overheads`). A text's first and last rounds bring fewer tokens than those
-between. The loss grows with depth, and is taken off if the length of texts is known. Rows that
-other routers send are in the pass with ours. The time that our drafts add delays their tokens, and
-that loss is taken off.
+or, for the share of rounds in which two halves of the sessions take turns, by their time. A text's
+first and last rounds bring fewer tokens than those between. The loss grows with depth. Rows that
+other routers send are in the pass with ours. The time that our drafts add delays their tokens.
 
-Pure functions of survival and costs. Goodput is that of SmartSpec (2406.14066), and rows by
-survival are those of D-Cut (2607.14647). Depth as a cost that the whole batch shares is our own.
+Goodput is that of SmartSpec (2406.14066), and rows by survival are those of D-Cut (2607.14647).
+Depth as a cost that the whole batch shares is our own.
 """
 
 from __future__ import annotations
@@ -25,9 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-_MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the event loop
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
 _LEAST_SHARE = 0.1  # least part of the engines' work that a round takes
@@ -78,6 +72,18 @@ class Others:
     our_share: float = 1.0  # part of ours in a pass, while all draft; 0.5: halves take turns
 
 
+class Work(NamedTuple):
+    """The work of engines in a round of ours: draft rows beside a row for each session, steps."""
+
+    num_sessions: float = 1.0
+    num_draft_rows: float = 0.0
+    num_drafting: float = 0.0  # sessions that draft steps are made for
+    depth: float = 0.0
+
+
+_NO_WORK = Work()
+
+
 @dataclass(frozen=True, slots=True)
 class JointPlan:
     """k of each session, in order, and what is expected of the round.
@@ -91,26 +97,31 @@ class JointPlan:
     overhead_ms: float  # the same beyond that
     tokens_per_ms: float
     num_tokens: float
+    work: Work = _NO_WORK  # that the round has the engines do
     min_survival: float = 1.0  # least survival of a token that is worth its row
-    min_tokens: float = 0.0  # expected of a round, or a session is better off on its own
 
     @property
     def round_ms(self) -> float:
         """The expected time of a round."""
         return _round_ms(self.engine_ms, self.overhead_ms)
 
+    @property
+    def tokens_each(self) -> float:
+        """The expected tokens of a session's round."""
+        return self.num_tokens / len(self.lengths)
+
     def length_of(self, survival: Sequence[float], *, is_free: bool) -> int:
         """Return k by this plan for a session with such a survival, planned for or not.
 
         Let `depth` be 3 and `min_survival` 0.3. A survival of (0.8, 0.5, 0.2) makes k = 2. One of
         (0.9, 0.8, 0.7, 0.6) makes 3, or 4 if drafts cost no step. One of (0.2, 0.1) makes 1, so
-        that the session stays in step, or 0 if `min_tokens` is over 1.2.
+        that the session stays in step.
         """
         limit = len(survival) if is_free else min(self.depth, len(survival))
         length = min(1, limit)
         while length < limit and survival[length] >= self.min_survival:
             length += 1
-        return length if 1.0 + sum(survival[:length]) >= self.min_tokens else 0
+        return length
 
 
 def plain_plan(
@@ -126,19 +137,20 @@ def plain_plan(
     row_price = rate * (costs.pass_ms(num_rows + 1) - pass_ms)
     lengths = (0,) * num_sessions
     min_survival = max(row_price, _LEAST_SURVIVAL)
-    return JointPlan(lengths, 0, pass_ms, overhead_ms, rate, num_sessions, min_survival)
+    work = Work(num_sessions)
+    return JointPlan(lengths, 0, pass_ms, overhead_ms, rate, num_sessions, work, min_survival)
 
 
 def best_drafting_plan(
     forecasts: Sequence[DraftForecast],
     costs: Costs,
     others: Others,
-    overhead_ms: Callable[[int], float],
+    overhead_ms: float,
     text_tokens: float = math.inf,
 ) -> JointPlan | None:
     """Return the best plan that drafts; None if no session can draft or no time is known.
 
-    `overhead_ms` is by depth. `text_tokens` is the length of texts.
+    `text_tokens` is the length of texts.
 
     For example, sessions A and B have survivals of (0.9, 0.8) and (0.5, 0.2). A pass of r rows
     takes 20 + 2.5 r ms, a step 2 ms. Both without drafts get 2 tokens in 25 ms, 0.080 per ms. Their
@@ -155,7 +167,7 @@ def best_drafting_plan(
     offered: list[_Token] = []
     best: JointPlan | None = None
     covered = 0
-    for depth in _depths(max(limits, default=0), len(forecasts)):
+    for depth in _depths(max(limits, default=0)):
         offered = sorted(offered + _tokens(forecasts, covered, depth))
         covered = max(1, depth)
         plan = rounds.best_at(depth, offered)
@@ -172,17 +184,13 @@ def _round_ms(engine_ms: float, overhead_ms: float) -> float:
     return max(engine_ms + overhead_ms, _LEAST_SHARE * engine_ms, 1e-9)
 
 
-def _depths(max_depth: int, num_sessions: int) -> list[int]:
-    """Return the depths to look at: all, or, for many long drafts, the first and steps of a third.
+def _depths(max_depth: int) -> list[int]:
+    """Return the depths to look at: the first of them all, then steps of a third.
 
     A look goes over all tokens within the depth, and no session is served meanwhile. The best rate
     changes little between two depths that far out.
     """
-    if max_depth == 0:
-        return [0]
-    if num_sessions * max_depth**2 <= 2 * _MAX_LOOKS:
-        return list(range(1, max_depth + 1))
-    depths = list(range(1, min(max_depth, _EVERY_DEPTH) + 1))
+    depths = list(range(1, min(max_depth, _EVERY_DEPTH) + 1)) or [0]
     while depths[-1] < max_depth:
         depths.append(min(max_depth, depths[-1] + depths[-1] // 3))
     return depths
@@ -218,6 +226,37 @@ class _Curve:
         return values[below] + (num_rows - below) * (values[below + 1] - values[below])
 
 
+class EngineTimes:
+    """The engines' time for a round of `num_sessions` of ours, for `num_drafting` of them steps."""
+
+    def __init__(
+        self, costs: Costs, others: Others, num_sessions: float, num_drafting: float
+    ) -> None:
+        plain_rows = num_sessions + others.num_rows
+        self.pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
+        half_rows = num_sessions / 2 + others.num_rows  # half of ours, with all of the others
+        self._half_pass_ms = _Curve(lambda more: costs.pass_ms(half_rows + more / 2))
+        self._step_ms = self._half_step_ms = 0.0
+        if num_drafting > 0:
+            self._step_ms = costs.step_ms(max(1.0, num_drafting + others.num_drafting))
+            self._half_step_ms = costs.step_ms(max(1.0, num_drafting / 2 + others.num_drafting))
+        is_one = num_drafting <= 1
+        self._apart = 0.0 if is_one else min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
+
+    def of(self, num_draft_rows: float, depth: float) -> float:
+        """Return the time of all sessions in one pass, or in halves that draft and verify in turn.
+
+        Engines bring sessions together if that is better (`models.scheduler.batch_window`). They do
+        not split them if two halves are better. So the share of time apart is measured.
+        """
+        together_ms = self.pass_ms.at(num_draft_rows) + depth * self._step_ms
+        if self._apart == 0.0:
+            return together_ms
+        half_ms = self._half_pass_ms.at(num_draft_rows)
+        apart_ms = max(2.0 * half_ms, half_ms + depth * self._half_step_ms)
+        return together_ms - self._apart * max(0.0, together_ms - apart_ms)
+
+
 class _Rounds:
     """Rounds in which all sessions draft that can, by depth and number of draft rows."""
 
@@ -226,23 +265,17 @@ class _Rounds:
         forecasts: Sequence[DraftForecast],
         costs: Costs,
         others: Others,
-        overhead_ms: Callable[[int], float],
+        overhead_ms: float,
         text_tokens: float,
     ) -> None:
         self._forecasts = forecasts
         self._text_tokens = text_tokens
-        plain_rows = len(forecasts) + others.num_rows
-        self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
         firsts = [forecast for forecast in forecasts if forecast.survival]
         self._first_rows = sum(each.presence for each in firsts)
         self._first_tokens = len(forecasts) + sum(e.presence * e.survival[0] for e in firsts)
-        num_away = sum(1 for each in forecasts if each.survival and not each.is_free)
-        self._step_ms = costs.step_ms(max(1.0, num_away + others.num_drafting)) if num_away else 0.0
-        half_rows = len(forecasts) / 2 + others.num_rows  # half of ours, with all of the others
-        self._half_pass_ms = _Curve(lambda more: costs.pass_ms(half_rows + more / 2))
-        num_half = num_away / 2 + others.num_drafting
-        self._half_step_ms = costs.step_ms(max(1.0, num_half))
-        self._apart = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share)) if num_away > 1 else 0.0
+        self._num_away = sum(1 for each in firsts if not each.is_free)
+        self._engines = EngineTimes(costs, others, len(forecasts), self._num_away)
+        self._pass_ms = self._engines.pass_ms
         self._num_others = others.num_sessions
         self._overhead_ms = overhead_ms
 
@@ -261,19 +294,17 @@ class _Rounds:
             (k for k, each in zip(lengths, self._forecasts, strict=True) if not each.is_free),
             default=0,
         )
-        if depth > _EVERY_DEPTH and deepest < depth:  # nobody looks there else
-            within = [o for o in offered if o[1] <= deepest or self._forecasts[o[2]].is_free]
-            return self.best_at(deepest, within)
         taken = [self._expected(token) for token in offered[:num_offered]]
         num_rows = self._first_rows + sum(rows for rows, _ in taken)
         tokens = self._first_tokens + sum(accepted for _, accepted in taken)
-        engine_ms = self._engine_ms(num_rows, deepest)
-        overhead_ms = self._overhead_ms(deepest)
-        rate = self._rate(tokens, num_rows, _round_ms(engine_ms, overhead_ms))
+        engine_ms = self._engines.of(num_rows, deepest)
+        rate = self._rate(tokens, num_rows, _round_ms(engine_ms, self._overhead_ms))
         last = -offered[num_offered - 1][0] if num_offered else 1.0
         following = -offered[num_offered][0] if num_offered < len(offered) else 0.0
         price = self._min_survival(last, following, num_rows, rate)
-        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, tokens, price)
+        work = Work(len(lengths), num_rows, self._num_away, deepest)
+        each = tuple(lengths)
+        return JointPlan(each, deepest, engine_ms, self._overhead_ms, rate, tokens, work, price)
 
     def _expected(self, token: _Token) -> tuple[float, float]:
         """Return the rows and accepted tokens expected of `token`, which some passes lack."""
@@ -284,33 +315,19 @@ class _Rounds:
     def _best_number(self, depth: int, offered: Sequence[_Token]) -> int:
         num_rows, expected = self._first_rows, self._first_tokens
         hope = expected + sum(self._expected(token)[1] for token in offered)
-        overhead_ms = self._overhead_ms(depth)
-        round_ms = _round_ms(self._engine_ms(num_rows, depth), overhead_ms)
+        round_ms = _round_ms(self._engines.of(num_rows, depth), self._overhead_ms)
         best, best_rate = 0, self._rate(expected, num_rows, round_ms)
         for number, token in enumerate(offered, start=1):
             rows, accepted = self._expected(token)
             num_rows += rows
             expected += accepted
-            round_ms = _round_ms(self._engine_ms(num_rows, depth), overhead_ms)
+            round_ms = _round_ms(self._engines.of(num_rows, depth), self._overhead_ms)
             rate = self._rate(expected, num_rows, round_ms)
             if rate > best_rate:
                 best, best_rate = number, rate
             elif self._rate(hope * _ROUNDING, num_rows, round_ms) <= best_rate:
                 break  # more rows are never faster, and all that is left to gain would not do
         return best
-
-    def _engine_ms(self, num_rows: float, depth: int) -> float:
-        """Return the time of all sessions in one pass, or in halves that draft and verify in turn.
-
-        Engines bring sessions together if that is better (`models.scheduler.batch_window`). They do
-        not split them if two halves are better. So the share of time apart is measured.
-        """
-        together_ms = self._pass_ms.at(num_rows) + depth * self._step_ms
-        if self._apart == 0.0:
-            return together_ms
-        half_ms = self._half_pass_ms.at(num_rows)
-        apart_ms = max(2.0 * half_ms, half_ms + depth * self._half_step_ms)
-        return together_ms - self._apart * max(0.0, together_ms - apart_ms)
 
     def _rate(self, tokens: float, num_rows: float, round_ms: float) -> float:
         """Return the tokens per ms of whole texts, less those that others lose by our rows."""

@@ -39,6 +39,7 @@ CHANGES = (
     Change("2026-11-23", "the demo's present draft model", _of_the_demo),
     Change("2026-11-24", "the planner by whole rounds"),
     Change("2026-11-25", "heads, trees, draft swaps and look-aheads"),
+    Change("2026-11-26", "the planner with probes of one round"),
 )
 
 

@@ -17,7 +17,7 @@ from deployments.serve.instruments import Meters
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import merged
 from models.engine.load import EngineLoad
-from router.planning.measured import PlannerStats
+from router.gains import PlannerStats
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
 LOAD = EngineLoad(

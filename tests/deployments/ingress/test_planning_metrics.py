@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
 from deployments.serve.instruments import Meters
 from router.comparing.comparison import ReplayCounts
-from router.planning.measured import LEAST_ROUNDS, Gain, PlannerStats
+from router.gains import LEAST_ROUNDS, Gain, PlannerStats
 from router.ports import TaskClass
 from router.stats import DraftReplay
 
@@ -56,15 +56,14 @@ def test_counters_follow_the_planners_and_count_nothing_twice(planner: Planner) 
     planner.stats.num_plans = 3
     planner.stats.lengths.update({0: 2, 4: 5})
     planner.stats.planning_ms = 250.0
-    planner.stats.num_control_rounds, planner.stats.num_trial_rounds = 4, 1
+    planner.stats.num_control_rounds, planner.stats.num_probe_rounds = 4, 1
     planner.stats.predicted_ms, planner.stats.actual_ms = 1500.0, 2000.0
     for _ in range(2):
         page = planner.page()
         assert page[key("plans_total")] == 3
         assert page[key("planning_seconds_total")] == 0.25
         assert page[key("planner_probes_total", "control")] == 4
-        assert page[key("planner_probes_total", "trial")] == 1
-        assert page[key("planner_probes_total", "shadow")] == 0
+        assert page[key("planner_probes_total", "probe")] == 1
         assert page[key("planned_rounds_total", "0")] == 2
         assert page[key("planned_rounds_total", "4")] == 5
         assert page[key("planned_round_seconds_total", "predicted")] == 1.5

@@ -4,12 +4,14 @@ import pytest
 
 from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.misses import Misses
 from router.drafters.ngram import NGRAM
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.planning.round_plan import Misses, Mode, Promise, RoundPlan
+from router.planning.joint import JointPlan
+from router.planning.round_plan import Mode, RoundPlan
 from router.ports import TaskClass
 
 MODEL, LOOKUP = DRAFT_MODEL.traits, NGRAM.traits
@@ -61,7 +63,7 @@ def test_a_target_that_drafts_itself_goes_on_for_longer_after_a_miss() -> None:
 
 
 def test_a_missed_round_is_held_against_what_was_promised() -> None:
-    promise = Promise(num_tokens=3.0, depth=3, engine_ms=20.0, round_ms=24.0)
+    promise = JointPlan((3,), 3, engine_ms=20.0, overhead_ms=4.0, tokens_per_ms=0.1, num_tokens=3.0)
     plan = Misses().next_plan(RoundPlan(3, 0, mode=Mode.DRAFTING, promise=promise))
     assert (plan.mode, plan.promise, plan.is_typical) == (Mode.DRAFTING, promise, True)
 

@@ -47,7 +47,7 @@ def expected(length: int, acceptance: float = 0.9) -> float:
 def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
     """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
     plain = plain_plan(len(forecasts), costs, others, costs.plain_overhead_ms)
-    drafting = best_drafting_plan(forecasts, costs, others, lambda _: costs.drafting_overhead_ms)
+    drafting = best_drafting_plan(forecasts, costs, others, costs.drafting_overhead_ms)
     if drafting is None or drafting.tokens_per_ms <= plain.tokens_per_ms:
         return plain
     return drafting
@@ -84,7 +84,7 @@ def test_no_plan_of_all_combinations_is_better(seed: int) -> None:
     forecasts = [
         outlook(random_.uniform(0.3, 0.95), 4, is_free=index < num_free) for index in range(4)
     ]
-    plan = best_drafting_plan(forecasts, costs, ALONE, lambda _: costs.drafting_overhead_ms)
+    plan = best_drafting_plan(forecasts, costs, ALONE, costs.drafting_overhead_ms)
     assert plan is not None
     best = max(
         rate_together(lengths, forecasts, costs)
@@ -193,7 +193,7 @@ def test_what_plain_decoding_takes_beyond_passes_counts() -> None:
 def test_no_overhead_makes_a_round_take_nothing(overhead_ms: float) -> None:
     """One that was measured elsewhere may be more negative than a pass is long."""
     costs = LinearCosts()
-    drafting = best_drafting_plan([outlook(0.9)], costs, ALONE, lambda _: overhead_ms)
+    drafting = best_drafting_plan([outlook(0.9)], costs, ALONE, overhead_ms)
     for plan in (plain_plan(1, costs, ALONE, overhead_ms), drafting):
         assert plan is not None
         assert plan.round_ms >= 0.1 * plan.engine_ms > 0.0
@@ -205,7 +205,7 @@ def test_short_texts_are_drafted_for_less_deeply() -> None:
     costs = LinearCosts()
     depths, gains = [], []
     for text_tokens in (8.0, 64.0, math.inf):
-        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, lambda _: 0.0, text_tokens)
+        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, 0.0, text_tokens)
         plain = plain_plan(4, costs, ALONE, 0.0)
         assert plan is not None
         assert plan.num_tokens == pytest.approx(4 + sum(map(expected, plan.lengths)))
@@ -219,33 +219,22 @@ def test_short_texts_are_drafted_for_less_deeply() -> None:
 def test_all_that_can_draft_stay_in_step() -> None:
     """One that drafts while the others go on alone parts the passes: no plan has that."""
     costs = LinearCosts(row_ms=2.0)
-    plan = best_drafting_plan(
-        [outlook(0.05), outlook(0.9), DraftForecast(())], costs, ALONE, lambda _: 2.0
-    )
+    plan = best_drafting_plan([outlook(0.05), outlook(0.9), DraftForecast(())], costs, ALONE, 2.0)
     assert plan is not None
     assert plan.lengths[0] == 1
     assert plan.lengths[1] > 1
     assert plan.lengths[2] == 0
 
 
-def test_a_session_that_drafts_hold_up_goes_on_alone() -> None:
-    plan = JointPlan((3, 3), 3, 30.0, 2.0, 0.1, 3.2, min_survival=0.2, min_tokens=1.4)
-    assert plan.length_of([0.9, 0.8, 0.7, 0.6], is_free=False) == 3
-    assert plan.length_of([0.9, 0.8, 0.7, 0.6], is_free=True) == 4
-    assert plan.length_of([0.45, 0.1], is_free=False) == 1
-    assert plan.length_of([0.3, 0.05], is_free=False) == 0
-    assert plan.length_of([], is_free=False) == 0
-
-
 def test_nothing_measured_gives_no_plan() -> None:
     unknown = LinearCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert best_drafting_plan([outlook(0.9)], unknown, ALONE, lambda _: 0.0) is None
+    assert best_drafting_plan([outlook(0.9)], unknown, ALONE, 0.0) is None
 
 
 def test_the_example_of_the_docstring() -> None:
     costs = LinearCosts(row_ms=2.5, drafting_overhead_ms=0.0)
     forecasts = [DraftForecast([0.9, 0.8]), DraftForecast([0.5, 0.2])]
-    plan = best_drafting_plan(forecasts, costs, ALONE, lambda _: costs.drafting_overhead_ms)
+    plan = best_drafting_plan(forecasts, costs, ALONE, costs.drafting_overhead_ms)
     assert plan is not None
     assert (plan.lengths, plan.depth) == ((2, 1), 2)
     assert plan.tokens_per_ms == pytest.approx(4.2 / 36.5)
@@ -259,7 +248,7 @@ def test_drafts_that_are_seldom_there_have_rows_as_seldom() -> None:
     """Four sessions copy in every second pass: a pass has two drafts, and a row costs as such."""
     steep = LinearCosts(base_ms=10.0, row_ms=2.0, drafting_overhead_ms=0.0)
     always, often = ([DraftForecast([0.9, 0.8, 0.7], True, share)] * 4 for share in (1.0, 0.5))
-    full, half = (best_drafting_plan(each, steep, ALONE, lambda _: 0.0) for each in (always, often))
+    full, half = (best_drafting_plan(each, steep, ALONE, 0.0) for each in (always, often))
     assert full is not None
     assert half is not None
     assert full.num_tokens == pytest.approx(4 + 4 * sum([0.9, 0.8, 0.7][: full.lengths[0]]))
@@ -272,6 +261,6 @@ def test_drafts_that_are_seldom_there_have_rows_as_seldom() -> None:
 def test_one_that_hardly_ever_has_a_draft_promises_hardly_more_than_plain_steps() -> None:
     costs = LinearCosts(drafting_overhead_ms=0.0, plain_overhead_ms=0.0)
     seldom = [DraftForecast([0.9, 0.8], is_free=True, presence=0.001)] * 3
-    plan = best_drafting_plan(seldom, costs, ALONE, lambda _: 0.0)
+    plan = best_drafting_plan(seldom, costs, ALONE, 0.0)
     assert plan is not None
     assert plan.tokens_per_ms == pytest.approx(plain_plan(3, costs, ALONE, 0.0).tokens_per_ms, 0.01)

@@ -13,9 +13,7 @@ from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.costs import PassCosts
 from router.planning.joint import Costs, DraftForecast, JointPlan, Others, best_drafting_plan
 
-
-def overhead_ms(depth: int) -> float:
-    return 1.0 + 0.5 * depth
+OVERHEAD_MS = 1.5
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class SlowRounds:
             share = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
             engine_ms -= share * max(0.0, engine_ms - apart_ms)
         deepest = max(away, default=0)
-        rate = (expected - lost) / max(engine_ms + overhead_ms(depth), 1e-9)
-        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms(deepest), rate, expected)
+        rate = (expected - lost) / max(engine_ms + OVERHEAD_MS, 1e-9)
+        return JointPlan(tuple(lengths), deepest, engine_ms, OVERHEAD_MS, rate, expected)
 
 
 def measured_costs(rng: random.Random, num_rows: int) -> Costs:
@@ -115,7 +113,7 @@ def test_up_to_k_8_every_plan_is_that_of_looking_everywhere() -> None:
         forecasts = some_forecasts(rng, num_sessions, rng.choice([1, 2, 4, 8, 8]))
         costs, others = measured_costs(rng, 9 * num_sessions), some_others(rng)
         plan, reference = (
-            best_drafting_plan(forecasts, costs, others, overhead_ms),
+            best_drafting_plan(forecasts, costs, others, OVERHEAD_MS),
             SlowRounds(forecasts, costs, others).best(),
         )
         if reference is None:
@@ -134,7 +132,7 @@ def test_longer_drafts_come_near_the_best_there_is(num_sessions: int, max_k: int
         forecasts = some_forecasts(rng, num_sessions, max_k)
         costs = measured_costs(rng, num_sessions * max_k)
         others = some_others(rng)
-        plan = best_drafting_plan(forecasts, costs, others, overhead_ms)
+        plan = best_drafting_plan(forecasts, costs, others, OVERHEAD_MS)
         reference = SlowRounds(forecasts, costs, others).best()
         assert plan is not None
         assert reference is not None
@@ -154,7 +152,7 @@ def test_a_plan_for_many_sessions_with_long_drafts_looks_at_little() -> None:
         times = []
         for _ in range(5):
             began_s = time.process_time()
-            best_drafting_plan(forecasts, costs, Others(), overhead_ms)
+            best_drafting_plan(forecasts, costs, Others(), OVERHEAD_MS)
             times.append(time.process_time() - began_s)
         return min(times)
 

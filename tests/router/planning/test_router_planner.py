@@ -1,8 +1,7 @@
-"""Planned sessions of a router, in virtual time: plans, stretches of the other mode, shadows."""
+"""Planned sessions of a router, in virtual time: plans, modes, control rounds and probes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ import pytest
 
 from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.misses import Misses
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
@@ -45,7 +45,9 @@ class Machine:
         k = plan.num_draft_tokens
         if k == 0:
             return (1 + plan.run_on) * self.pass_ms(num_sessions)
-        return self.friction * (k * self.step_ms + self.pass_ms(num_sessions * (1 + k)))
+        num_rows = num_sessions + k if plan.is_probe else num_sessions * (1 + k)
+        drafted_ms = self.friction * (k * self.step_ms + self.pass_ms(num_rows))
+        return drafted_ms + plan.run_on * self.pass_ms(num_sessions)
 
 
 CHEAP, DEAR = Machine(), Machine(base_ms=2.0, row_ms=10.0, step_ms=20.0)
@@ -89,10 +91,6 @@ class World:
             if k > 0:
                 session.observe(MODEL, k, num_accepted)
             session.observe_round(plan, 1 + num_accepted + plan.run_on, elapsed_ms)
-            if plan.num_shadow_tokens > 0:
-                drafted = plan.num_shadow_tokens
-                matched = round(self.machine.acceptance * drafted)
-                session.observe_shadow(drafted, matched, drafted * self.machine.step_ms)
         return plans
 
     def rounds(self, sessions: list[PlannedSession], number: int) -> list[RoundPlan]:
@@ -115,26 +113,6 @@ def test_making_plans_takes_half_a_hundredth_of_the_time() -> None:
     num_plans = world.planner.stats.num_plans - before
     # Making a plan reads the clock twice, so it takes 0.3 ms.
     assert 0.5 <= num_plans * 0.0003 / (0.005 * (world.now_s - began_s)) <= 1.0
-
-
-@pytest.mark.parametrize(("base_ms", "share"), [(0.5, 0.1), (40.0, 1.0)])
-def test_of_short_rounds_a_part_is_measured(base_ms: float, share: float) -> None:
-    """Of each session's, whatever their number: not always those of the same one."""
-    world = World(Machine(base_ms=base_ms, row_ms=0.02, step_ms=0.1, acceptance=0.9))
-    for num_sessions in (1, 2, 3, 4, 5, 8, 13):
-        sessions = [world.add() for _ in range(num_sessions)]
-        world.rounds(sessions, 60)
-        replica = world.planner.replica("target")
-        taken = Counter[int]()
-        for _ in range(200):
-            for number, plan in enumerate(world.round(sessions)):
-                if plan.reason in ("trial", "control"):
-                    assert replica.takes_measure(plan)
-                taken[number] += sessions[number]._is_measured
-        for number in range(num_sessions):
-            assert taken[number] / 200 == pytest.approx(share, abs=0.08)
-        for session in sessions:
-            session.leave(64)
 
 
 def test_every_session_takes_its_own_k_from_a_plan_that_is_kept() -> None:
@@ -199,24 +177,14 @@ def test_a_drafter_that_is_not_ready_is_not_waited_for() -> None:
 
 def test_while_it_pays_everybody_drafts_but_for_rare_control_rounds() -> None:
     world = World(CHEAP)
-    plans = world.rounds([world.add() for _ in range(2)], 300)
+    sessions = [world.add() for _ in range(2)]
+    plans = world.rounds(sessions, 100)
+    world.now_s += 60.0
+    plans += world.rounds(sessions, 200)
     control = [plan for plan in plans if plan.num_draft_tokens == 0]
     assert {plan.reason for plan in control} == {"control"}
-    assert 0 < len(control) <= 20
+    assert len(control) == 2, "one of each session"
     assert max(plan.num_draft_tokens for plan in plans) == 8
-
-
-def test_while_it_does_not_pay_the_target_goes_on_alone_and_trials_are_rare() -> None:
-    world = World(DEAR)
-    sessions = [world.add() for _ in range(2)]
-    world.rounds(sessions, 40)
-    began_s = world.now_s
-    plans = world.rounds(sessions, 300)
-    trials = drafted(plans)
-    assert {plan.reason for plan in trials} <= {"trial"}
-    lost_s = len(trials) / 2 * world.machine.round_ms(RoundPlan(3, 0), 2) / 1e3
-    assert lost_s <= 0.03 * (world.now_s - began_s)
-    assert all(plan.run_on >= 8 for plan in plans if not plan.num_draft_tokens)
 
 
 def test_a_promise_that_rounds_do_not_keep_is_called_off() -> None:
@@ -273,44 +241,118 @@ def test_the_modes_of_replicas_left_long_ago_are_forgotten() -> None:
     assert world.mode("a") is Mode.DRAFTING, "it begins anew"
 
 
-def test_where_nobody_drafts_no_drafter_is_connected_to_but_for_shadow_drafts() -> None:
+def test_while_it_does_not_pay_the_target_goes_on_alone_and_probes_are_rare() -> None:
+    world = World(DEAR)
+    sessions = [world.add() for _ in range(2)]
+    world.rounds(sessions, 40)
+    began_s = world.now_s
+    plans = world.rounds(sessions, 300)
+    probes = drafted(plans)
+    assert {plan.reason for plan in probes} == {"probe"}
+    lost_s = len(probes) / 2 * 4 * world.machine.step_ms / 1e3
+    assert lost_s <= 0.03 * (world.now_s - began_s)
+    assert all(plan.run_on == 32 for plan in plans)
+
+
+def test_where_nobody_drafts_no_drafter_is_connected_to_but_for_probes() -> None:
     world = World(DEAR)
     sessions = [world.add() for _ in range(3)]
     assert all(session.wants_drafter for session in sessions)
     world.rounds(sessions, 40)
+    assert world.mode() is Mode.PLAIN
     for _ in range(40):
-        if not world.planner.replica("target").is_drafting:  # all draft in a trial
-            assert sum(session.wants_drafter for session in sessions) <= 1
+        probing = [session for session in sessions if session.wants_drafter]
+        assert probing == [session for session in sessions if session.is_probing]
+        assert len(probing) <= 1
         world.round(sessions)
 
 
-def test_shadow_drafts_are_one_at_a_time() -> None:
+def test_probes_are_made_one_at_a_time_and_wait_for_their_drafter() -> None:
     world = World(DEAR)
     sessions = [world.add() for _ in range(2)]
     world.rounds(sessions, 40)
     world.now_s += 100.0
-    shadows = [s.plan(MODEL, 8).num_shadow_tokens for _ in range(10) for s in sessions]
-    assert sum(1 for length in shadows if length) == 1
-    for session in sessions:
-        session.observe_shadow(3, 0, 60.0)
-    assert not any(s.plan(MODEL, 8).num_shadow_tokens for s in sessions), "a pause has begun"
+    waiting = [s.plan(MODEL, 8, is_ready=False) for _ in range(3) for s in sessions]
+    assert not drafted(waiting)
+    assert {plan.run_on for plan in waiting} == {1, 32}, "the one that is to probe asks soon again"
+    plans = [s.plan(MODEL, 8) for _ in range(10) for s in sessions]
+    assert [plan.num_draft_tokens for plan in drafted(plans)] == [4]
 
 
-def test_a_shadow_draft_whose_session_leaves_blocks_nobody() -> None:
+def test_a_probe_whose_draft_does_not_come_ends_too() -> None:
     world = World(DEAR)
     one, other = world.add(), world.add()
     world.rounds([one, other], 40)
     world.now_s += 100.0
-    while not one.plan(MODEL, 8).num_shadow_tokens:
-        world.now_s += 0.01
+    probe = one.plan(MODEL, 8)
+    assert probe.is_probe
+    one.observe_round(Misses().next_plan(probe), 2, 60.0)
+    assert not one.is_probing
+    world.now_s += 100.0
+    assert other.plan(MODEL, 8).is_probe
+
+
+def test_a_probe_whose_session_leaves_blocks_nobody() -> None:
+    world = World(DEAR)
+    one, other = world.add(), world.add()
+    world.rounds([one, other], 40)
+    world.now_s += 100.0
+    assert one.plan(MODEL, 8).is_probe
+    world.now_s += 0.1
     one.leave()
-    assert any(other.plan(MODEL, 8).num_shadow_tokens for _ in range(10))
+    assert not any(other.plan(MODEL, 8).is_probe for _ in range(10)), "a pause has begun"
+    world.now_s += 100.0
+    assert other.plan(MODEL, 8).is_probe
+
+
+def test_a_probe_weighs_more_than_what_was_seen_long_ago() -> None:
+    world = World(Machine(row_ms=1.0, step_ms=6.0, acceptance=0.0))
+    session = world.add()
+    world.rounds([session], 60)
+    assert world.mode() is Mode.PLAIN
+    before = session.survival()[0]
+    world.now_s += 100.0
+    world.machine = Machine(row_ms=1.0, step_ms=6.0)
+    (probe,) = world.round([session])
+    assert probe.is_probe
+    assert session.survival()[0] > before + 0.1
+
+
+def test_what_drafting_took_once_is_not_held_against_it_for_ever() -> None:
+    """Rounds with a draft were slow for a while. Nobody drafts since, so only probes can tell."""
+    world = World(Machine(acceptance=0.7, friction=6.0))
+    sessions = [world.add() for _ in range(4)]
+    world.rounds(sessions, 200)
+    assert world.mode() is Mode.PLAIN
+    world.machine = Machine(acceptance=0.7)
+    for _ in range(300):
+        world.round(sessions)
+        if world.mode() is Mode.DRAFTING:
+            break
+    assert world.mode() is Mode.DRAFTING
+
+
+def test_a_session_that_is_away_is_not_planned_for() -> None:
+    """Its client is slow, so it asks for no rounds while the other makes many."""
+    world = World(CHEAP)
+    away, here = world.add(), world.add()
+    world.rounds([away, here], 4)
+    world.rounds([here], 60)
+    assert len(world.planner.replica("target").plans[Mode.DRAFTING].lengths) == 1
+
+
+def test_a_cold_planner_gets_to_the_best_depth_in_few_rounds() -> None:
+    world = World(Machine(base_ms=40.0, row_ms=1.0, step_ms=2.0))
+    session = world.add()
+    lengths = [plan.num_draft_tokens for plan in world.rounds([session], 30)]
+    assert min(lengths) >= 1
+    assert lengths[-1] == 8
 
 
 def test_who_runs_on_is_awaited_once_the_others_draft() -> None:
     world = World(Machine(row_ms=1.0, step_ms=6.0, acceptance=0.0))
     one, other = world.add(), world.add()
-    while world.mode() is Mode.DRAFTING or not other.runs_on:
+    while world.mode() is Mode.DRAFTING or other.newest.mode is Mode.DRAFTING:
         world.round([one, other])
     assert not other.is_awaited
     world.machine = Machine(row_ms=1.0, step_ms=6.0)
@@ -324,22 +366,13 @@ def test_who_runs_on_is_awaited_once_the_others_draft() -> None:
 
 def test_a_control_round_has_no_free_drafts_either() -> None:
     world = World(CHEAP)
-    plans = world.rounds([world.add()], 100)
+    session = world.add()
+    plans = world.rounds([session], 50)
+    world.now_s += 60.0
+    plans += world.rounds([session], 50)
     assert "control" in {plan.reason for plan in plans}
     assert all(plan.min_survival > 1.0 for plan in plans if plan.reason == "control")
     assert all(plan.min_survival <= 1.0 for plan in plans if plan.reason != "control")
-
-
-def test_texts_of_a_single_round_do_not_end_in_one_stretch_after_another() -> None:
-    """Nothing is learnt of such rounds, so no stretch is ever seen to end."""
-    world = World(CHEAP)
-    reasons = []
-    for _ in range(400):
-        session = world.add()
-        reasons.append(session.plan(MODEL, 8).reason)
-        world.now_s += 0.025
-        session.leave()
-    assert 0 < reasons.count("control") <= 40
 
 
 def test_a_round_that_ends_after_all_drafting_plans_are_gone_is_still_taken_in() -> None:
@@ -378,12 +411,12 @@ def test_a_plan_that_was_interrupted_is_not_kept_for_long() -> None:
     sessions = [world.add() for _ in range(2)]
     world.rounds(sessions, 40)
     world.tick_s = 0.2  # for one plan only: something else ran meanwhile
-    version = world.planner.replica("target").version
-    while world.planner.replica("target").version == version:
+    stats, before = world.planner.stats, world.planner.stats.num_plans
+    while stats.num_plans == before:
         world.round(sessions)
     world.tick_s = 0.0002
-    began_s, version = world.now_s, world.planner.replica("target").version
-    while world.planner.replica("target").version == version:
+    began_s, before = world.now_s, stats.num_plans
+    while stats.num_plans == before:
         world.round(sessions)
     assert world.now_s - began_s < 1.0
 
@@ -409,7 +442,10 @@ def test_predicted_and_actual_times_are_kept() -> None:
 
 def test_the_gain_is_measured_by_control_rounds() -> None:
     world = World(CHEAP)
-    world.rounds([world.add() for _ in range(2)], 300)
+    sessions = [world.add() for _ in range(2)]
+    for _ in range(6):
+        world.rounds(sessions, 100)
+        world.now_s += 60.0
     gain = world.planner.gain()["free"]
     plain_per_s = 1e3 / world.machine.pass_ms(2)
     assert gain.without_drafts == pytest.approx(plain_per_s, rel=0.01)
@@ -444,4 +480,3 @@ def test_a_pinned_k_is_planned_with_all_the_machinery_and_nothing_else(pinned: i
     plans = world.rounds([world.add() for _ in range(2)], 50)
     assert {plan.num_draft_tokens for plan in plans} == {pinned}
     assert world.planner.stats.num_plans > 0
-    assert not any(plan.num_shadow_tokens for plan in plans)

@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
+from router.drafters.draft_choice import pinned_draft
 from router.limits import SessionLimits, SpeculationLimits
-from router.planning.draft_choice import pinned_draft
 from router.stats import DraftReplay
 from router.types import Delta, Finished, GenerationRequest
 from tests.harness.local import (

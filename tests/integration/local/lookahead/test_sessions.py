@@ -18,7 +18,7 @@ from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.lookahead.loop import run_lookahead
 from router.lookahead.session import open_lookahead
-from router.planning.rollout_places import RolloutPlaces
+from router.rollout_places import RolloutPlaces
 from router.types import Delta, GenerationRequest, LookaheadSettings
 from tests.cases.lookahead.lossy import check_all_happened, faults_of_every_kind, lossy_options
 from tests.cases.tiny_llama import write_tiny_llama

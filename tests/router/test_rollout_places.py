@@ -13,7 +13,7 @@ from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.rollout_places import RolloutPlaces
+from router.rollout_places import RolloutPlaces
 
 pytestmark = pytest.mark.virtual_time
 

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from models.protocol.messages import Proposal, Timing
+from router.drafters.draft_choice import DraftChoice, pinned_draft
 from router.drafters.draft_model import draft_model
 from router.planning.acceptance import AcceptancePool
 from router.planning.costs import PassCosts
-from router.planning.draft_choice import DraftChoice, pinned_draft
 from router.ports import DrafterTraits, TaskClass
 
 SMALL, TINY = (draft_model(name, name, name).traits for name in ("small", "tiny"))
