@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from models.protocol.messages import Timing
 from router.planning.round_plan import RoundPlan
 from router.ports import DrafterTraits
 from router.types import Explanation
@@ -48,7 +49,17 @@ class FixedPlanner:
             return RoundPlan(0, 1, reason="no draft to be had")
         return RoundPlan(min(self._num_draft_tokens, max_draft_tokens), 0, reason="fixed")
 
-    def observe(self, *_: object) -> None:
-        """Do nothing: a fixed length learns nothing, and there is no group to leave."""
+    def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
+        """Do nothing: a fixed length learns nothing, here and below."""
 
-    observe_steps = observe_pass = observe_round = leave = observe
+    def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
+        """See `observe`."""
+
+    def observe_pass(self, timing: Timing) -> None:
+        """See `observe`."""
+
+    def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
+        """See `observe`."""
+
+    def leave(self, num_tokens: int = 0) -> None:
+        """Do nothing: there is no group to leave."""
