@@ -52,8 +52,9 @@ def _short_in_all(placements: Sequence[Placement], cluster: Cluster) -> list[str
     for kind in sorted(needs, key=lambda kind: (_rank(kind), kind)):
         needed, have = sum(needs[kind].values()), cluster.total(kind)
         if needed > have + 1e-6:
-            who = ", ".join(f"{name} {amount:g}" for name, amount in needs[kind].items())
-            found.append(f"it needs {_quantity(kind, needed)} ({who}), there are {have:g}")
+            who = ", ".join(f"{name} {_amount(kind, n)}" for name, n in needs[kind].items())
+            there = f"there are {_amount(kind, have)}"
+            found.append(f"it needs {_quantity(kind, needed)} ({who}), {there}")
     return found
 
 
@@ -107,8 +108,14 @@ def _rank(kind: str) -> int:
 
 
 def _quantity(kind: str, amount: float) -> str:
+    if kind == "memory":
+        return f"{_amount(kind, amount)} of memory"
     is_plural = kind in _COUNTED and amount != 1
-    return f"{amount:g} {kind}{'s' if is_plural else ''}"
+    return f"{_amount(kind, amount)} {kind}{'s' if is_plural else ''}"
+
+
+def _amount(kind: str, amount: float) -> str:
+    return gigabytes(amount) if kind == "memory" else f"{amount:g}"
 
 
 def _shown(labels: Labels) -> str:

@@ -16,7 +16,7 @@ COORDINATOR_CPUS = 0.1  # share of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
 _MAX_REPLICAS_OF_AUTO = 100  # Serve's, for `num_replicas: auto`
 
-Resources = Mapping[str, float]  # "CPU", "GPU" and custom ones
+Resources = Mapping[str, float]  # "CPU", "GPU", "memory" (bytes) and custom ones
 Labels = Mapping[str, str]
 
 
@@ -117,7 +117,7 @@ def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:
     actor = options.get("ray_actor_options") or {}
     own = dict(placement.own) | {
         kind: float(actor[key])
-        for key, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
+        for key, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory"))
         if actor.get(key) is not None
     }
     own |= {kind: float(amount) for kind, amount in (actor.get("resources") or {}).items()}

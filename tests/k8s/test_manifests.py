@@ -41,7 +41,7 @@ def ray_service() -> Tree:
 
 def fetched_models(overlay: Path | None = None) -> dict[str, str]:
     """What the job puts into the volume, by its environment; an overlay may change some of it."""
-    [job] = documents(K8S / "base" / "fetch-models.yaml")
+    [job] = documents(K8S / "models" / "fetch-models.yaml")
     [container] = job["spec"]["template"]["spec"]["containers"]
     values = [(entry["name"], entry.get("value", "")) for entry in container["env"]]
     if overlay is not None:
@@ -49,12 +49,12 @@ def fetched_models(overlay: Path | None = None) -> dict[str, str]:
         [patch] = [
             each["patch"]
             for each in kustomization["patches"]
-            if each.get("target", {}).get("name") == "fetch-models"
+            if each.get("target", {}).get("kind") == "Job"
         ]
         for change in yaml.safe_load(patch):
             *_, index, field = change["path"].split("/")
-            assert field == "value"
-            values[int(index)] = values[int(index)][0], change["value"]
+            if field == "value":
+                values[int(index)] = values[int(index)][0], change["value"]
     return dict(values)
 
 
@@ -192,21 +192,16 @@ def test_replicas_at_their_most_find_machines() -> None:
     }
     for kind in ("Target", "Draft"):  # one replica a machine
         assert most[kind] == groups(service)[kind.lower()]["maxReplicas"]
-    cpus = {d["name"]: d["ray_actor_options"]["num_cpus"] for d in application["deployments"]}
+    options = {d["name"]: d["ray_actor_options"] for d in application["deployments"]}
     router = groups(service)["router"]
     limits = router["template"]["spec"]["containers"][0]["resources"]["limits"]
-    asked = sum(most[name] * cpus[name] for name in ("Router", "Constraint"))
-    assert asked <= router["maxReplicas"] * int(limits["cpu"])
-
-
-def test_pods_outlive_their_longest_stream() -> None:
-    service = ray_service()
-    config = yaml.safe_load(service["spec"]["serveConfigV2"])
-    longest_s = config["http_options"]["request_timeout_s"]
-    for name in ("router", "target"):
-        grace_s = groups(service)[name]["template"]["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= longest_s
-    assert service["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
+    has = {"num_cpus": int(limits["cpu"]), "memory": int(router["rayStartParams"]["memory"])}
+    for kind, of_a_pod in has.items():
+        # Whoever asks for two fifths of a pod at most leaves no more than that of it empty.
+        each = {name: options[name][kind] for name in ("Router", "Constraint")}
+        assert sum(most[name] * each[name] for name in each) <= router["maxReplicas"] * (
+            of_a_pod - max(each.values())
+        )
 
 
 # --- monitoring -------------------------------------------------------------------------------
@@ -219,10 +214,10 @@ def ray_name(metric: Declaration) -> str:
 
 
 def alert_expressions() -> dict[str, str]:
-    """PromQL by the alert's name, each in one line."""
+    """PromQL by the name of the alert, or of the series that alerts ask for, each in one line."""
     _, rules = documents(K8S / "base" / "monitoring.yaml")
-    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
-    return {alert["alert"]: " ".join(alert["expr"].split()) for alert in alerts}
+    named = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    return {rule.get("alert") or rule["record"]: " ".join(rule["expr"].split()) for rule in named}
 
 
 def sums_without_fallback(expression: str) -> list[str]:
@@ -256,12 +251,23 @@ def test_errors_of_clients_and_full_queues_are_no_errors_of_ours() -> None:
         if kind.__module__ == errors.__name__:  # those of the HTTP side end before they are counted
             codes.add(kind.code)
         kinds += kind.__subclasses__()
-    expression = alert_expressions()["OutriderRequestsFail"]
-    [counted] = re.findall(r"request_failure_total\{(.+?)\}", expression)
-    excluded = {
-        code for listed in re.findall(r'code!~"(.+?)"', counted) for code in listed.split("|")
+    for window in ("5m", "1h"):
+        expression = alert_expressions()[f"outrider:request_errors:ratio_rate{window}"]
+        [counted] = re.findall(r"request_failure_total\{(.+?)\}", expression)
+        excluded = {
+            code for listed in re.findall(r'code!~"(.+?)"', counted) for code in listed.split("|")
+        }
+        assert excluded == codes | {errors.Overloaded.code, CLIENT_GONE}
+        assert set(re.findall(r"\[(\w+)\]", expression)) == {window}
+
+
+def test_alerts_ask_for_series_that_are_recorded() -> None:
+    asked = {
+        name
+        for expression in alert_expressions().values()
+        for name in re.findall(r"\boutrider:[\w:]+", expression)
     }
-    assert excluded == codes | {errors.Overloaded.code, CLIENT_GONE}
+    assert asked == {name for name in alert_expressions() if name.startswith("outrider:")}
 
 
 def test_alerts_ask_for_what_is_measured() -> None:
@@ -283,7 +289,7 @@ def test_alerts_ask_for_what_is_measured() -> None:
 def pod_specs(service: Tree) -> dict[str, Tree]:
     specs = {name: group["template"]["spec"] for name, group in groups(service).items()}
     specs["head"] = cluster(service)["headGroupSpec"]["template"]["spec"]
-    [job] = documents(K8S / "base" / "fetch-models.yaml")
+    [job] = documents(K8S / "models" / "fetch-models.yaml")
     specs["fetch-models"] = job["spec"]["template"]["spec"]
     return specs
 

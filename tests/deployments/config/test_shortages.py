@@ -14,8 +14,10 @@ from deployments.config.schema import AppConfig
 from loadtest.report.machine import ROOT
 
 
-def node(role: str = "", **resources: float) -> Node:
-    return Node(resources=resources, labels={"outrider/role": role} if role else {})
+def node(role: str = "", memory: float = 12e9, **resources: float) -> Node:
+    return Node(
+        resources={"memory": memory, **resources}, labels={"outrider/role": role} if role else {}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,12 @@ def test_the_cluster_of_the_manifests_has_all(prod: list[Placement]) -> None:
             ["Target needs 10 CPUs and 4 GPUs on one node, no node with outrider/role=target"],
         ),
         ([*ROUTERS, TARGET, node("draft", CPU=1, GPU=1)], ["Draft needs 2 CPUs and 1 GPU on one"]),
+        (
+            [node("router", memory=4e9, CPU=16), TARGET, DRAFT],
+            ["Constraint needs 2 CPUs and 5.37 GB of memory on one node"],
+        ),
     ],
-    ids=["nothing", "no-target", "no-draft", "no-labels", "split-node", "few-cpus"],
+    ids=["nothing", "no-target", "no-draft", "no-labels", "split-node", "few-cpus", "memory"],
 )
 def test_what_is_missing_is_named(
     prod: list[Placement], nodes: list[Node], missing: list[str]
