@@ -10,6 +10,7 @@ from pathlib import Path
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
 from deployments.engine.swap_meters import SwapMeters
+from deployments.ingress.charges import Charges
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
@@ -44,6 +45,7 @@ def declared() -> dict[str, list[Declaration]]:
         for process, labels in _PROCESSES.items()
     )
     RequestMetrics(router)
+    Charges(router)
     PlanningMetrics(router, PlannerStats(), dict, {})
     EngineMeters(engine)
     SwapMeters(draft)

@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 37_500,
     "router": 8_900,
-    "deployments": 22_900,
+    "deployments": 23_100,
     "loadtest": 27_400,
-    "tests": 70_300,
+    "tests": 70_500,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

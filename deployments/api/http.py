@@ -41,7 +41,7 @@ from deployments.api.edge import (
 )
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
-from deployments.api.keys import ApiKeys, KeyGate
+from deployments.api.keys import ApiKeys, KeyGate, tenant_in
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
 from deployments.api.pages.docs import docs_page
@@ -62,6 +62,7 @@ from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_ch
 from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.strict_fields import BodyFields
+from deployments.api.tenants import Tenant
 from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.transport.cors import cors
@@ -80,6 +81,11 @@ Asked = TypeVar("Asked", bound=BodyFields)
 Made = TypeVar("Made")
 
 
+def no_slot(tenant: Tenant) -> AbstractAsyncContextManager[None]:
+    """Return a right that nobody waits for."""
+    return nullcontext()
+
+
 def no_spans(request: GenerationRequest, headers: Mapping[str, str]) -> Sequence[Sink]:
     """Return no sinks."""
     return ()
@@ -92,11 +98,12 @@ class HttpService:
     Attributes:
         model: what is served, and what may be asked of it.
         generator: runs requests.
-        slot: makes the right to run one choice, which is waited for on entering it.
+        slot: makes a client's right to run one choice, which is waited for on entering it.
         sinks: what observers of choices report to, next to the request's log line.
         spans: makes sinks for one choice, by the headers of its HTTP request.
-        refuse_when_full: raises what a request that comes now would be refused with for want of
-            room, before anything is done for it.
+        refuse_when_full: raises what a client's request that comes now would be refused with for
+            want of room, before anything is done for it.
+        charges: makes the sink that counts a choice's tokens for its client.
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
@@ -114,10 +121,11 @@ class HttpService:
     health: HealthProbe
     body_limit_bytes: int
     send_timeout_s: float
-    slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    slot: Callable[[Tenant], AbstractAsyncContextManager[None]] = no_slot
     sinks: Sequence[Sink] = ()
     spans: Callable[[GenerationRequest, Mapping[str, str]], Sequence[Sink]] = no_spans
-    refuse_when_full: Callable[[], None] = lambda: None
+    refuse_when_full: Callable[[Tenant], None] = lambda tenant: None
+    charges: Callable[[Tenant, GenerationRequest], Sequence[Sink]] = lambda tenant, request: ()
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
@@ -196,11 +204,12 @@ class Handlers:
 
     async def check_grammar(self, request: Request) -> Response:
         """Compares a text with a constraint; see `schemas.grammar_check`."""
-        self._service.refuse_when_full()
+        tenant = tenant_in(request.scope)
+        self._service.refuse_when_full(tenant)
         asked = await self._worked(request, GrammarCheckRequest, lambda asked, _: asked)
         if asked.model is not None:
             self._service.model.check_name(asked.model)
-        async with self._service.slot():
+        async with self._service.slot(tenant):
             answer = answer_check(asked, self._service.check_grammar)
             return json_response((await until_disconnect(request, answer)).to_json())
 
@@ -275,9 +284,9 @@ class Handlers:
     async def _complete(
         self, request: Request, schema: type[Asked], make_job: Callable[[Asked, ServedModel], Job]
     ) -> Response:
-        self._service.refuse_when_full()
-        job = await self._worked(request, schema, make_job)
         record: RequestRecord = request.state.record
+        self._service.refuse_when_full(record.tenant)
+        job = await self._worked(request, schema, make_job)
         record.start(
             self._service.model.name,
             job.requests,
@@ -304,15 +313,22 @@ class Handlers:
     def _choice(
         self, job: Job, index: int, record: RequestRecord, turns: asyncio.Semaphore
     ) -> ChoiceItems:
-        service, request = self._service, job.requests[index]
+        service, tenant = self._service, record.tenant
+        request = tenant.salted(job.requests[index])
         detokenizer = service.model.tokenizer.detokenizer(job.after(request), job.shown_ids)
         return run_choice(
             index,
             service.generator.generate(request, detokenizer),
             turn=turns,
-            slot=service.slot(),
+            slot=service.slot(tenant),
             observer=ChoiceObserver(
-                index, (record, *service.sinks, *service.spans(request, record.headers))
+                index,
+                (
+                    record,
+                    *service.sinks,
+                    *service.charges(tenant, request),
+                    *service.spans(request, record.headers),
+                ),
             ),
             grammar_fields=job.grammar_fields,
         )

@@ -1,6 +1,7 @@
 """API keys: who may use the routes that are not open. Standard library and ASGI only.
 
-A key file has one line `name digest` per client. The name is for logs and metrics. The digest is
+A key file has one line `name digest` per key. It may go on with limits of the client, such as
+`sessions=8 tokens_per_minute=60000 group=research`. The name is for logs and metrics. The digest is
 the SHA-256 of the key in hex, so the file gives no key away. A plain hash is enough because keys
 are 256 random bits. The file is read again when it changes (as a mounted Kubernetes secret does),
 and its new content counts. A key that is no longer in it is refused, and a malformed line is
@@ -11,7 +12,6 @@ all leaves the keys as they were. Keys never reach a log or an answer.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import re
 import time
@@ -23,12 +23,19 @@ from starlette._utils import get_route_path  # private, but the only one that ca
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.schemas.requests import Unauthorized
+from deployments.api.tenants import ANYBODY, Tenant
 
 logger = logging.getLogger(__name__)
 
 _RELOAD_PERIOD_S = 1.0
 _MAX_REPORTED = 3  # faults of one file; the number of all is a metric
-KEY_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")
+_NAME = r"[A-Za-z0-9._@-]{1,64}"
+KEY_LINE = re.compile(rf"(?P<name>{_NAME})\s+(?P<digest>[0-9a-f]{{64}})(?P<limits>(\s+\w+=\S+)*)")
+_LIMITS = {  # of a line: the pattern of each value
+    "sessions": re.compile(r"[1-9]\d{0,6}"),
+    "tokens_per_minute": re.compile(r"[1-9]\d{0,12}"),
+    "group": re.compile(_NAME),
+}
 _SCHEME = b"bearer "
 
 
@@ -36,7 +43,7 @@ _SCHEME = b"bearer "
 class KeyFile:
     """The content of a key file."""
 
-    names: Mapping[str, str]  # by digest
+    tenants: Mapping[str, Tenant]  # by digest
     faults: Sequence[str]  # one for each skipped line; without its text, which may hold a key
 
 
@@ -67,16 +74,13 @@ class ApiKeys:
         self._reload()
         return len(self._file.faults) if self._unreadable is None else 1
 
-    def name_of(self, key: bytes) -> str | None:
-        """Return the client that `key` belongs to; None if it belongs to no client."""
+    def tenant_of(self, key: bytes) -> Tenant | None:
+        """Return the client that `key` belongs to; None if it belongs to no client.
+
+        The time it takes says nothing of a key, because the digest of a near guess is not near.
+        """
         self._reload()
-        digest = hashlib.sha256(key).hexdigest()
-        found = None
-        # All are compared, so that the time taken says nothing about how near a guess is.
-        for known, name in self._file.names.items():
-            if hmac.compare_digest(known, digest):
-                found = name
-        return found
+        return self._file.tenants.get(hashlib.sha256(key).hexdigest())
 
     def _reload(self) -> None:
         now_s = self._clock()
@@ -97,8 +101,8 @@ class ApiKeys:
         self._stamp = stamp
 
     def _taken(self, file: KeyFile) -> KeyFile:
-        logger.info("API keys: %d read from %s", len(file.names), self._path)
-        if not file.names:
+        logger.info("API keys: %d read from %s", len(file.tenants), self._path)
+        if not file.tenants:
             logger.error("%s", _no_key(self._path))
         for fault in file.faults[:_MAX_REPORTED]:
             logger.error("API key skipped: %s", fault)
@@ -115,21 +119,47 @@ def read_key_file(path: Path) -> KeyFile:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise ValueError(f"router.api_keys_file: {path} cannot be read: {error}") from error
-    names: dict[str, str] = {}
+    tenants: dict[str, Tenant] = {}
     faults: list[str] = []
     for number, whole_line in enumerate(text.splitlines(), 1):
         line = whole_line.split("#", 1)[0].strip()
         if not line:
             continue
         match = KEY_LINE.fullmatch(line)
+        where = f"router.api_keys_file: line {number} of {path}"
         if match is None:
             faults.append(
-                f"router.api_keys_file: line {number} of {path} is not 'name digest': a name of up "
-                "to 64 letters, digits, '.', '_', '@' or '-', then 64 lower-case hex digits"
+                f"{where} is not 'name digest': a name of up to 64 letters, digits, '.', '_', '@' "
+                "or '-', then 64 lower-case hex digits, then limits like sessions=8, if any"
             )
-        else:
-            names[match["digest"]] = match["name"]
-    return KeyFile(names, faults)
+            continue
+        try:
+            tenants[match["digest"]] = _tenant(match["name"], match["limits"])
+        except ValueError as error:
+            faults.append(f"{where}, {match['name']}: {error}")
+    return KeyFile(tenants, faults)
+
+
+def _tenant(name: str, limits: str) -> Tenant:
+    """Return a line's client.
+
+    Raises:
+        ValueError: names the limit that is not known or has no such value.
+    """
+    values = dict(limit.split("=", 1) for limit in limits.split())
+    for key, value in values.items():
+        if key not in _LIMITS:
+            raise ValueError(f"{key} is no limit, there are {', '.join(_LIMITS)}")
+        if _LIMITS[key].fullmatch(value) is None:
+            kind = "a name" if key == "group" else "a whole number from 1 on"
+            raise ValueError(f"{key} must be {kind}, got {value!r}")
+    sessions, tokens = values.get("sessions"), values.get("tokens_per_minute")
+    return Tenant(
+        name=name,
+        max_sessions=None if sessions is None else int(sessions),
+        tokens_per_minute=None if tokens is None else int(tokens),
+        group=values.get("group", ""),
+    )
 
 
 def faults_of_keys(path: Path) -> list[str]:
@@ -138,7 +168,7 @@ def faults_of_keys(path: Path) -> list[str]:
         file = read_key_file(path)
     except ValueError as error:
         return [str(error)]
-    return [*file.faults[:_MAX_REPORTED], *([] if file.names else [_no_key(path)])]
+    return [*file.faults[:_MAX_REPORTED], *([] if file.tenants else [_no_key(path)])]
 
 
 def _no_key(path: Path) -> str:
@@ -155,7 +185,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class KeyGate:
-    """Middleware: 401 without a known key, but for `open_paths`; notes its name in the scope.
+    """Middleware: 401 without a known key, but for `open_paths`; notes its client in the scope.
 
     The path is the one that starlette's router goes by. It does not have the mount point
     (`root_path`) of a server in front, such as Serve with a `route_prefix`.
@@ -176,11 +206,17 @@ class KeyGate:
             key = _bearer(scope)
             if not key:
                 raise Unauthorized("an API key is needed: 'Authorization: Bearer <key>'")
-            name = self._keys.name_of(key)
-            if name is None:
+            tenant = self._keys.tenant_of(key)
+            if tenant is None:
                 raise Unauthorized("the API key in 'Authorization' is not known here")
-            scope.setdefault("state", {})["client"] = name
+            scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
+
+
+def tenant_in(scope: Scope) -> Tenant:
+    """Return the client whose request it is; where no key is asked for it is anybody's."""
+    tenant: Tenant = scope.get("state", {}).get("tenant", ANYBODY)
+    return tenant
 
 
 def _bearer(scope: Scope) -> bytes:

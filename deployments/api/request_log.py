@@ -16,7 +16,9 @@ from typing import Any
 from starlette.types import Scope
 
 from deployments.api.choices import finished_together
+from deployments.api.keys import tenant_in
 from deployments.api.observer import CLIENT_GONE, Sink
+from deployments.api.tenants import Tenant
 from models.grammar.schema.parse import KEYWORDS
 from models.protocol.errors import ConstraintViolation, ServingError
 from models.protocol.grammars import Loosened
@@ -108,6 +110,11 @@ class RequestRecord(Sink):
             )
 
     @property
+    def tenant(self) -> Tenant:
+        """The client whose request it is."""
+        return tenant_in(self._scope)
+
+    @property
     def _age_s(self) -> float:
         return time.perf_counter() - self._began_s
 
@@ -116,7 +123,7 @@ class RequestRecord(Sink):
         return {
             "request_id": self.request_id,
             "path": self._scope["path"],
-            "client": self._scope.get("state", {}).get("client"),
+            "client": self.tenant.name or None,
             **self._asked,
             "ttft_s": None if first_s is None else round(first_s - self._began_s, 4),
             "duration_s": round(self._age_s, 4),

@@ -106,7 +106,7 @@ class Router:
     async def _set_limits(self, user_config: Any) -> None:
         config = with_user_config(self._config, user_config, self._draft_pools)
         changes = changes_of(self._config_in_force, config)
-        await self._service.set_limits(config)
+        self._service.set_limits(config)
         self._config_in_force = config
         if changes:
             logger.info("limits changed: %s", ", ".join(changes))

@@ -17,9 +17,11 @@ from deployments.api.http import HttpService, no_spans
 from deployments.api.keys import ApiKeys
 from deployments.api.requests import ServedModel
 from deployments.api.schemas.sampling_defaults import sampling_defaults
+from deployments.api.tenants import Tenant
 from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.capture import Capture, CapturingGenerator
+from deployments.ingress.charges import Charges
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.ingress.spans import request_spans
@@ -122,6 +124,7 @@ class RouterService:
             queue_wait_s=config.timeouts.queue_wait_s,
             on_load=self.metrics.set_load,
         )
+        self._charges = Charges(meters)
         self.http = HttpService(
             model=self._model(config, tokenizer, created=int(time.time())),
             generator=self._generator
@@ -131,6 +134,7 @@ class RouterService:
             sinks=(self.metrics, self.traffic),
             spans=no_spans if self._spans is None else self._spans.of,
             refuse_when_full=self._refuse_when_full,
+            charges=self._charges.of,
             metrics=self._metrics_page,
             other_metrics=elsewhere.others,
             health=self._health(tokenizer),
@@ -161,9 +165,10 @@ class RouterService:
         drafters = drafter_names(config.speculation, self._drafts, self._heads)
         return served_model(config, tokenizer, created=created, drafters=drafters)
 
-    def _refuse_when_full(self) -> None:
+    def _refuse_when_full(self, tenant: Tenant) -> None:
         try:
-            self._admission.refuse_when_full()
+            self._charges.refuse_when_empty(tenant)
+            self._admission.refuse_when_full(tenant)
         except Overloaded as error:
             self.metrics.refused(error.code)
             self.traffic.refused(error.code)
@@ -173,7 +178,7 @@ class RouterService:
         self.planning.publish()
         return self.metrics.text()
 
-    async def set_limits(self, config: RouterConfig) -> None:
+    def set_limits(self, config: RouterConfig) -> None:
         """Apply the limits of `config`, which is the service's own but for its limits
         (`live_limits.LIVE_KEYS`). Requests that have begun keep those they began with."""
         model = self.http.model
@@ -181,7 +186,7 @@ class RouterService:
         self.http.body_limit_bytes = config.body_limit_bytes
         self.http.send_timeout_s = config.timeouts.token_gap_s
         self._generator.set_limits(config.speculation, config.timeouts)
-        await self._admission.set_limits(
+        self._admission.set_limits(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
             queue_wait_s=config.timeouts.queue_wait_s,

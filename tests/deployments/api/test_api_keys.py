@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,16 +16,23 @@ from deployments.api.http import create_app
 from deployments.api.keys import ApiKeys, faults_of_keys, read_key_file
 from deployments.api.playground.page import PAGE_PATHS
 from deployments.api.schemas.openapi import OPEN_PATHS
+from deployments.api.tenants import Tenant
 from deployments.api_keys import main
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
+from router.types import GenerationRequest
 from tests.fakes.http import ScriptedGenerator, http_service
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def line(name: str, key: str) -> str:
-    return f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n"
+def line(name: str, key: str, limits: str = "") -> str:
+    return f"{name} {hashlib.sha256(key.encode()).hexdigest()} {limits}\n"
+
+
+def name_of(keys: ApiKeys, key: bytes) -> str | None:
+    tenant = keys.tenant_of(key)
+    return None if tenant is None else tenant.name
 
 
 class Clock:
@@ -116,13 +124,13 @@ async def test_a_key_is_never_logged(key_file, caplog):
 def test_a_changed_file_counts_within_a_second(key_file):
     clock = Clock()
     keys = ApiKeys(key_file, clock=clock)
-    assert keys.name_of(b"sk-a") == "alice"
+    assert name_of(keys, b"sk-a") == "alice"
     replacement = key_file.with_suffix(".new")
     replacement.write_text(line("carol", "sk-c"))
     os.replace(replacement, key_file)
     clock.now_s = 1.0
-    assert keys.name_of(b"sk-a") is None
-    assert keys.name_of(b"sk-c") == "carol"
+    assert name_of(keys, b"sk-a") is None
+    assert name_of(keys, b"sk-c") == "carol"
 
 
 @pytest.mark.parametrize("text", ["", "# nobody\n\n", "nonsense\n"])
@@ -131,12 +139,12 @@ def test_a_file_without_a_key_lets_nobody_in(key_file, caplog, text):
     keys = ApiKeys(key_file, clock=clock)
     key_file.write_text(text)
     clock.now_s = 1.0
-    assert keys.name_of(b"sk-a") is None
+    assert name_of(keys, b"sk-a") is None
     assert "has no key, so nobody could be served" in caplog.text
-    assert ApiKeys(key_file).name_of(b"sk-a") is None  # a replica that starts now does the same
+    assert name_of(ApiKeys(key_file), b"sk-a") is None  # a replica that starts now does the same
     key_file.write_text(line("carol", "sk-c"))
     clock.now_s = 2.0
-    assert keys.name_of(b"sk-c") == "carol"
+    assert name_of(keys, b"sk-c") == "carol"
 
 
 def test_a_wrong_line_is_skipped_and_counted_and_its_neighbours_count(key_file, caplog):
@@ -147,8 +155,8 @@ def test_a_wrong_line_is_skipped_and_counted_and_its_neighbours_count(key_file, 
     key_file.write_bytes(("".join(wrong) + line("carol", "sk-c")).encode() + b"\xff\xfe\n")
     clock.now_s = 1.0
     assert keys.num_refused == 5
-    assert keys.name_of(b"sk-c") == "carol"
-    assert keys.name_of(b"sk-a") is None
+    assert name_of(keys, b"sk-c") == "carol"
+    assert name_of(keys, b"sk-a") is None
     assert "line 1 of" in caplog.text
     assert "sk-a" not in caplog.text
 
@@ -160,12 +168,12 @@ def test_a_file_that_cannot_be_read_leaves_the_keys_and_is_tried_again(key_file,
     key_file.unlink()
     for now_s in (1.0, 2.0, 3.0):
         clock.now_s = now_s
-        assert keys.name_of(b"sk-a") == "alice"
+        assert name_of(keys, b"sk-a") == "alice"
     assert keys.num_refused == 1
     assert caplog.text.count("API keys stay as they were") == 1
     key_file.write_text(text.replace("alice", "anna"))
     clock.now_s = 4.0
-    assert keys.name_of(b"sk-a") == "anna"
+    assert name_of(keys, b"sk-a") == "anna"
     assert keys.num_refused == 0
 
 
@@ -206,11 +214,92 @@ def test_the_command_makes_a_key_that_works(tmp_path, capsys):
     path = tmp_path / "keys.txt"
     path.write_text(written.out)
     assert key not in written.out
-    assert ApiKeys(path).name_of(key.encode()) == "alice"
-    assert list(read_key_file(path).names.values()) == ["alice"]
+    assert name_of(ApiKeys(path), key.encode()) == "alice"
+    assert list(read_key_file(path).tenants.values()) == [Tenant(name="alice")]
 
 
 def test_the_command_refuses_a_name_that_the_file_would_not_take(capsys):
     with pytest.raises(SystemExit):
         main(["a b"])
     assert "name must be" in capsys.readouterr().err
+
+
+def test_a_line_has_limits_of_the_client(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(
+        line("alice", "sk-a", "sessions=8  tokens_per_minute=60000 group=lab # and no more")
+        + line("bob", "sk-b")
+    )
+    keys = ApiKeys(path)
+    assert keys.tenant_of(b"sk-a") == Tenant(
+        name="alice", max_sessions=8, tokens_per_minute=60_000, group="lab"
+    )
+    assert keys.tenant_of(b"sk-b") == Tenant(name="bob")
+
+
+@pytest.mark.parametrize(
+    ("limits", "fault"),
+    [
+        ("sessions=0", "sessions must be a whole number from 1 on, got '0'"),
+        (
+            "tokens_per_minute=many",
+            "tokens_per_minute must be a whole number from 1 on, got 'many'",
+        ),
+        ("group=a/b", "group must be a name, got 'a/b'"),
+        ("seats=3", "seats is no limit, there are sessions, tokens_per_minute, group"),
+        ("sessions", "is not 'name digest'"),
+    ],
+)
+def test_a_limit_that_is_wrong_is_named_and_its_key_opens_nothing(
+    tmp_path: Path, limits: str, fault: str
+) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(line("alice", "sk-a", limits) + line("bob", "sk-b"))
+    [found] = faults_of_keys(path)
+    assert fault in found
+    assert "line 1" in found
+    keys = ApiKeys(path)
+    assert (name_of(keys, b"sk-a"), name_of(keys, b"sk-b")) == (None, "bob")
+
+
+async def asked_as(key: str, keys: ApiKeys, **fields: Any) -> GenerationRequest:
+    """What the generator is asked for by a client with that key."""
+    generator = ScriptedGenerator()
+    app = create_app(http_service(generator, api_keys=keys))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://outrider"
+    ) as client:
+        answer = await client.post(
+            "/v1/chat/completions",
+            json=CHAT | fields,
+            headers={"authorization": f"Bearer {key}"},
+        )
+    assert answer.status_code == 200, answer.text
+    [request] = generator.requests
+    return request
+
+
+async def test_clients_share_nothing_but_within_a_group(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(
+        line("alice", "sk-a")
+        + line("alice", "sk-a2")
+        + line("bob", "sk-b")
+        + line("carol", "sk-c", "group=lab")
+        + line("dan", "sk-d", "group=lab")
+        + line("lab", "sk-l")
+    )
+    keys = ApiKeys(path)
+    names = ("sk-a", "sk-a2", "sk-b", "sk-c", "sk-d", "sk-l")
+    salts = {key: (await asked_as(key, keys)).cache_salt for key in names}
+    assert salts["sk-a"] == salts["sk-a2"]
+    assert salts["sk-c"] == salts["sk-d"]
+    assert len(set(salts.values())) == 4  # alice, bob, the group, and who is called like it
+    asked = {key: (await asked_as(key, keys, cache_salt="s")).cache_salt for key in salts}
+    assert len(set(asked.values()) | set(salts.values())) == 8
+    nobody = ScriptedGenerator()
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(http_service(nobody))), base_url="http://outrider"
+    ) as client:
+        await client.post("/v1/chat/completions", json=CHAT | {"cache_salt": "s"})
+    assert nobody.requests[0].cache_salt == "s"

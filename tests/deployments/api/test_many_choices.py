@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deployments.api.tenants import Tenant
 from tests.fakes.http import ScriptedGenerator, served_model
 from tests.harness.http_clients import client_of, events_of
 
@@ -22,7 +23,7 @@ class Slots:
         self.num_held = self.most_held = 0
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    async def slot(self, _: Tenant) -> AsyncIterator[None]:
         self.num_held += 1
         self.most_held = max(self.most_held, self.num_held)
         try:

@@ -11,6 +11,7 @@ import pytest
 from deployments.api.choices import ChoiceItems
 from deployments.api.observer import ChoiceObserver
 from deployments.api.running import run_choice
+from deployments.api.tenants import Tenant
 from deployments.ingress.admission import AdmissionControl
 from models.protocol.errors import Overloaded
 from models.protocol.messages import Sampling
@@ -150,7 +151,7 @@ async def test_more_places_are_taken_by_those_who_wait():
     door = admitting(ScriptedGenerator(hang_at=0), max_queued=9)
     tasks = await started(door, 6)
     assert (door.num_running, door.num_queued) == (2, 4)
-    await door.set_limits(max_sessions=5, max_queued=9, queue_wait_s=5.0)
+    door.set_limits(max_sessions=5, max_queued=9, queue_wait_s=5.0)
     await asyncio.sleep(0.01)
     assert (door.num_running, door.num_queued) == (5, 1)
     await ended(tasks)
@@ -160,12 +161,12 @@ async def test_more_places_are_taken_by_those_who_wait():
 async def test_fewer_places_end_nobody_and_admit_nobody():
     generator = ScriptedGenerator(hang_at=0)
     door = admitting(generator, max_queued=1)
-    await door.set_limits(max_sessions=4, max_queued=1, queue_wait_s=5.0)
+    door.set_limits(max_sessions=4, max_queued=1, queue_wait_s=5.0)
     tasks = await started(door, 4)
-    await door.set_limits(max_sessions=1, max_queued=1, queue_wait_s=0.02)
+    door.set_limits(max_sessions=1, max_queued=1, queue_wait_s=0.02)
     assert door.num_running == 4
     await ended(tasks[:3])
-    with pytest.raises(Overloaded, match="1 are running"):  # one still has the only place
+    with pytest.raises(Overloaded, match="1 sessions are running"):  # one still has the only place
         await run(door)
     await ended(tasks)
     rest = await started(door, 1)
@@ -178,7 +179,7 @@ async def test_fewer_places_end_nobody_and_admit_nobody():
 async def test_free_places_go_at_once_and_come_back():
     door = admitting(ScriptedGenerator(hang_at=0), max_queued=0)
     for number in (1, 3, 2):
-        await door.set_limits(max_sessions=number, max_queued=0, queue_wait_s=5.0)
+        door.set_limits(max_sessions=number, max_queued=0, queue_wait_s=5.0)
         tasks = await started(door, number)
         assert door.num_running == number
         with pytest.raises(Overloaded, match=f"{number} sessions are running"):
@@ -241,3 +242,112 @@ async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts(
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+# --- clients ----------------------------------------------------------------------------------
+
+
+GREEDY, MODEST = Tenant(name="greedy"), Tenant(name="modest")
+
+
+class Places:
+    """Sessions that run until they are ended, in the order in which they began."""
+
+    def __init__(self, **options: Any) -> None:
+        self.door = AdmissionControl(**({"max_queued": 10, "queue_wait_s": 5.0} | options))
+        self.begun: list[str] = []
+        self.ends: list[asyncio.Event] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def come(self, tenant: Tenant, number: int = 1) -> list[asyncio.Task[None]]:
+        tasks = [asyncio.create_task(self._run(tenant)) for _ in range(number)]
+        self.tasks += tasks
+        await settle()
+        return tasks
+
+    async def end(self, index: int) -> None:
+        self.ends[index].set()
+        await settle()
+
+    async def end_all(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert (self.door.num_running, self.door.num_queued) == (0, 0)
+
+    async def _run(self, tenant: Tenant) -> None:
+        async with self.door.slot(tenant):
+            self.begun.append(tenant.name)
+            self.ends.append(end := asyncio.Event())
+            await end.wait()
+
+
+async def test_clients_take_turns():
+    places = Places(max_sessions=2)
+    await places.come(GREEDY, 6)
+    await places.come(MODEST, 2)
+    for index in range(6):
+        await places.end(index)
+    assert places.begun == ["greedy"] * 3 + ["modest", "greedy", "modest", "greedy", "greedy"]
+    await places.end_all()
+
+
+async def test_a_client_at_its_limit_waits_alone():
+    limited = Tenant(name="limited", max_sessions=1)
+    places = Places(max_sessions=3)
+    await places.come(limited, 3)
+    assert (places.door.num_running, places.door.num_queued) == (1, 2)
+    await places.come(MODEST, 2)
+    assert places.begun == ["limited", "modest", "modest"]
+    await places.end(1)
+    assert places.door.num_running == 2  # a place is free, and not for the limited
+    await places.end(0)
+    assert places.begun[3:] == ["limited"]
+    await places.end_all()
+
+
+async def test_a_full_queue_is_shared():
+    places = Places(max_sessions=1, max_queued=3)
+    [_, *waiting] = await places.come(GREEDY, 4)
+    with pytest.raises(Overloaded, match="3 are waiting, the limit is 3"):
+        places.door.refuse_when_full(GREEDY)
+    places.door.refuse_when_full(MODEST)
+    await places.come(MODEST)
+    with pytest.raises(Overloaded, match="the limit is 3, which clients share"):
+        await waiting[-1]
+    assert (places.door.num_running, places.door.num_queued) == (1, 3)
+    with pytest.raises(Overloaded):  # two and one: another would only turn it round
+        places.door.refuse_when_full(MODEST)
+    await places.end(0)
+    assert places.begun == ["greedy", "greedy"]
+    await places.end(1)
+    assert places.begun[2] == "modest"
+    await places.end_all()
+
+
+async def test_a_newcomer_expects_the_wait_of_its_own_turn():
+    clock = Clock()
+    places = Places(max_sessions=1, max_queued=20, queue_wait_s=30.0, clock=clock)
+    await places.come(GREEDY)
+    clock.now_s += 10.0
+    await places.end(0)
+    await places.come(GREEDY, 2)
+    with pytest.raises(Overloaded, match=r"expected in 20\.0 s") as refusal:
+        places.door.refuse_when_full(GREEDY)
+    assert refusal.value.retry_after_s == 20.0
+    places.door.refuse_when_full(MODEST)
+    await places.end_all()
+
+
+async def test_a_place_that_was_given_to_someone_who_left_goes_on():
+    places = Places(max_sessions=1)
+    await places.come(GREEDY)
+    [leaver] = await places.come(MODEST)
+    await places.come(GREEDY)
+    places.ends[0].set()
+    places.door.set_limits(max_sessions=2, max_queued=10, queue_wait_s=5.0)
+    leaver.cancel()  # a place was just given to it, and it has not run since
+    await settle()
+    assert places.begun == ["greedy", "greedy"]
+    assert places.door.num_running == 1
+    await places.end_all()

@@ -208,7 +208,7 @@ async def test_limits_change_while_it_serves_and_streams_keep_theirs():
         running = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         await asyncio.sleep(0.02)
         assert not running.done()
-        await service.set_limits(
+        service.set_limits(
             config(
                 default_max_tokens=3,
                 max_tokens_limit=10,
