@@ -21,7 +21,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.api.keys import faults_of_keys
 from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
-from deployments.config.explain import admission_notes, bandwidth_notes, drafting_notes
+from deployments.config.explain import admission_notes, bandwidth_notes, drafting_notes, loss_notes
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
 from deployments.config.model_files import file_faults, resolve_model, resolved, to_come
@@ -159,6 +159,7 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
             findings.refusals.append(Fault(section, str(error)))
             findings.unknown[section] = "the model cannot be served"
     findings.notes += _revision_notes(config)
+    findings.notes += loss_notes(config, served.placements, findings.sizes)
     findings.notes += bandwidth_notes(config, served.placements, findings.sizes, cluster)
     if not findings.refusals:
         ranks = {section: sizes.rank for section, sizes in findings.sizes.items()}

@@ -30,6 +30,8 @@ _GB_PER_S: Mapping[str, float] = {
     "B200": 8000,
 }
 _EXAMPLE = "H100"  # where no GPU can be seen
+_START_S = 30.0  # processes, imports, graphs
+_READ_BYTES_PER_S = 1e9  # a fast network volume
 
 
 def explanation(
@@ -93,6 +95,28 @@ def admission_notes(
                 f"{router.timeouts.queue_wait_s:g} s, and get 503, not 429"
             ]
     return []
+
+
+def loss_notes(
+    config: AppConfig, placements: Sequence[Placement], sizes: Mapping[str, ModelSizes]
+) -> list[str]:
+    """Say if streams would end before the only target is back.
+
+    Its weights are read at a disk's rate, `_READ_BYTES_PER_S`, and its processes start before.
+    """
+    [target] = [placement for placement in placements if placement.name == "Target"]
+    if target.min_replicas > 1 or "target" not in sizes:
+        return []
+    num_ranks = config.target.tensor_parallel_size
+    load_s = _START_S + sizes["target"].weight_bytes * num_ranks / _READ_BYTES_PER_S
+    failover_s = config.router.timeouts.failover_s
+    if load_s <= failover_s:
+        return []
+    return [
+        f"one target, which takes some {load_s:.0f} s to load: when it is lost, or replaced because "
+        f"a key of args changed, streams end after router.timeouts.failover_s, {failover_s:g} s; "
+        "raise it, or let Target have min_replicas: 2"
+    ]
 
 
 def drafting_notes(config: AppConfig) -> list[str]:
