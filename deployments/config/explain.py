@@ -113,8 +113,8 @@ def loss_notes(
     if load_s <= failover_s:
         return []
     return [
-        f"one target, which takes some {load_s:.0f} s to load: when it is lost, or replaced because "
-        f"a key of args changed, streams end after router.timeouts.failover_s, {failover_s:g} s; "
+        f"one target, which takes some {load_s:.0f} s to load: when it is lost, or replaced as a "
+        f"key of args changed, streams end after router.timeouts.failover_s, {failover_s:g} s; "
         "raise it, or let Target have min_replicas: 2"
     ]
 
