@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from models.gpu.kernels import gate, norm, product, rotary, rounding
+from models.gpu.kernels import attention, gate, norm, product, rotary, rounding
 from models.sampling.kernels import cut, draw
 
 ARCHITECTURES = (80, 89, 90, 100)  # A100, L4 and RTX 40, H100, B200
@@ -51,6 +51,34 @@ _KERNELS: dict[str, tuple[Any, list[str], dict[str, object], int]] = {
         [_BF16] * 3 + [_I64] * 2 + [_BF16] * 4 + ["i32", "i32", "fp32"],
         {"HEAD": 128, "BLOCK": 128, "IS_NORMED": True},
         1,
+    ),
+    "attention": (
+        attention.attention_kernel,
+        [_BF16] * 3 + [_I32] * 3 + [_BF16, _F32] + ["i32"] * 8 + ["fp32"],
+        {
+            "GROUP": 4,
+            "ROWS": 8,
+            "TILE": 32,
+            "HEAD": 128,
+            "BLOCK": 128,
+            "BLOCK_KEYS": attention.BLOCK_KEYS,
+            "WITH_LOG_SUMS": True,
+        },
+        attention.NUM_WARPS,
+    ),
+    "attention of groups of 8": (
+        attention.attention_kernel,
+        [_BF16] * 3 + [_I32] * 3 + [_BF16, _F32] + ["i32"] * 8 + ["fp32"],
+        {
+            "GROUP": 8,
+            "ROWS": 8,
+            "TILE": 64,
+            "HEAD": 128,
+            "BLOCK": 128,
+            "BLOCK_KEYS": attention.BLOCK_KEYS,
+            "WITH_LOG_SUMS": False,
+        },
+        attention.NUM_WARPS,
     ),
     "gate": (gate.gate_kernel, [_BF16, _BF16, "i32"], {"BLOCK": 1024}, 4),
     "round": (
