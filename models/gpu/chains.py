@@ -30,6 +30,7 @@ from models.sampling.draws import terms_of
 
 MAX_SESSIONS = 16
 MAX_STEPS = 7  # with the pass before them, drafts of 8
+NUM_CHAINS = MAX_STEPS * len(row_sizes(MAX_SESSIONS))
 
 Step = Callable[[PassTensors], Tensor]  # a pass of one row a session -> logits [R, V] float32
 

@@ -64,6 +64,7 @@ def test_chains_draft_what_steps_draft(graphs: str) -> None:
     assert (drafter.runner.num_chain_steps(1, 3) == 3) is (graphs == "auto")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_chain_does_not_wait_for_the_device_before_its_end() -> None:
     """torch itself complains of every call that waits while this mode is on."""
     made = runner()
