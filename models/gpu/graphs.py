@@ -263,13 +263,15 @@ class BucketedPasses:
             calls = ((bucket, self._call(compute, bucket)) for bucket in reversed(wanted))
             captured = capture_each(backend, calls, terms, first_bytes)
             if len(captured) == len(wanted):
-                return captured
-            _logger.warning("no graphs of %d rows or more: eager passes", most * 3 // 4 + 1)
+                break
             captured.clear()
             self._logits = self._logits.new_empty(0)
             backend.release()
             wanted = [bucket for bucket in wanted if bucket.num_rows <= most * 3 // 4]
-        return {}
+        if len(wanted) < len(self.plan.buckets):
+            most = wanted[-1].num_rows if wanted else 0
+            _logger.warning("no graphs of more than %d rows: eager passes", most)
+        return captured if wanted else {}
 
     def _room_for_logits(self, compute: Compute, num_rows: int) -> Tensor:
         """[num_rows, V] of the type that the passes give."""

@@ -68,7 +68,8 @@ def test_graphs_give_what_the_same_padded_passes_give_eagerly() -> None:
 def test_graphs_stay_within_their_memory(mib: int, has_graphs: bool) -> None:
     bounded = runner(attention="varlen", graphs="auto", graph_memory_mib=mib)
     assert (bounded.graphs.num_graphs > 0) is has_graphs
-    assert bounded.graphs.num_bytes <= max(3, mib) << 20  # torch takes memory by 2 MiB
+    # On an H100 products take a workspace of 32 MiB for the stream of the graphs.
+    assert bounded.graphs.num_bytes <= max(40, mib) << 20
     Talk(bounded).run()
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from models.torch_library import register
 
-BLOCK_KEYS = 32
+BLOCK_KEYS = 64
 NUM_WARPS, NUM_STAGES = 4, 2
 _TILE_ROWS = 8  # rows of a session: a draft's verification is one tile
 _LEAST_TILE = 16  # of a product on a GPU
