@@ -18,6 +18,7 @@ from models.kv.storage import KVSizes
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from models.gpu.kernels import attention
 from models.gpu.kernels.attention import paged_varlen_attn, tile_sizes
 
 CPU = torch.device("cpu")
@@ -38,10 +39,23 @@ def sizes(
 
 
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "block_size"), [((4, 4), 40, 16), ((6, 1), 16, 16), ((14, 2), 16, 64)]
+    ("heads", "head_dim", "block_size", "part_keys"),
+    [
+        ((4, 4), 40, 16, 512),
+        ((6, 1), 16, 16, 512),
+        ((14, 2), 16, 64, 512),
+        ((4, 2), 16, 64, 64),
+    ],
 )
-def test_it_passes_the_probe(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+def test_it_passes_the_probe(
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    part_keys: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Mixed, single and padded rows, with windows, over slots of NaN that nobody has written."""
+    monkeypatch.setattr(attention, "PART_KEYS", part_keys)
     assert probe(OWN, sizes(heads, head_dim, block_size), CPU, unwritten=math.nan) == ""
 
 
@@ -103,6 +117,8 @@ def test_a_rows_attention_does_not_depend_on_the_rows_beside_it(
     from tests.harness.gpu.interpreted import add_in_order
 
     add_in_order(monkeypatch)
+    monkeypatch.setattr(attention, "BLOCK_KEYS", 32)
+    monkeypatch.setattr(attention, "PART_KEYS", 64)
     sessions = Sessions()
     [whole] = sessions.attend(OWN, [(0, 0, 160)])
     torch.testing.assert_close(
