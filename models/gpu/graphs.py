@@ -4,9 +4,7 @@
 it replays the graph of the bucket, and returns the rows that are real. Which bucket is `buckets`'
 matter, what padding means that of `indices`. The meaning of "capture" depends on the backend.
 `CudaGraphs` records the kernels. `EagerGraphs` calls the function again, which tests everything but
-the recording on any machine.
-
-CudaGraphs has never run on a GPU so far: `tests/gpu` holds what must pass there first.
+the recording on any machine. `tests/gpu` holds what must pass on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines on a GPU: the text of `generate`, one wait a pass, NCCL. Never run so far."""
+"""Engines on a GPU: the text of `generate`, one wait a pass, NCCL."""
 
 from __future__ import annotations
 

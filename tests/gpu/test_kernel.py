@@ -1,4 +1,4 @@
-"""torch's paged kernel against the reference on a GPU. Never run so far."""
+"""torch's paged kernel against the reference on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention, graphs and the gathering path give one answer on a GPU. Never run so far."""
+"""Paged attention, graphs and the gathering path give one answer on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's kernels on a GPU: what the interpreter said of them on a CPU. Never run so far."""
+"""Triton's kernels on a GPU: what the interpreter said of them on a CPU."""
 
 from __future__ import annotations
 

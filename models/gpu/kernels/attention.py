@@ -4,12 +4,12 @@ torch's kernel needs torch 2.12 and pages of 256 tokens, or a package beside tor
 where none of those does. It takes pages of any size and any head size.
 
 A program has a tile of rows of one session, with all query heads that share a key head. So keys are
-read once for the group. It goes through the session's keys in steps whose borders are multiples of
-`BLOCK_KEYS`, and begins sums anew every `PART_KEYS`, which are then joined in order. A step or part
+read once for the group. It goes through the session's keys in steps that begin at multiples of
+`BLOCK_KEYS`. Sums begin anew every `PART_KEYS`, and these parts are joined in order. A step or part
 that a row does not see leaves the row's sums as they are, bit for bit. If rows are few, each part
-has a program of its own, so that long contexts keep all of the GPU busy. If they are many, one
-program goes through all parts. Tiles have the same size for one row and for a thousand. So a row's
-result is a function of its own session's keys alone.
+has a program of its own, which keeps a GPU busy in long contexts. If they are many, one program
+goes through all parts. Tiles have the same size for one row and for a thousand. So a row's result
+is a function of its own session's keys alone.
 
 Shape letters: R rows, S sessions, H query heads, K key heads, D head size, W blocks per session.
 """
@@ -47,9 +47,10 @@ def warps_of(height: int) -> int:
 
 @triton.jit
 def session_of(cumulative_rows, num_sessions, place, ROWS: tl.constexpr, APART: tl.constexpr):
-    """Find the last session whose rows before it // ROWS + its index * APART are at most `place`.
+    """Find the last session that begins at or before `place`.
 
-    With ROWS of a tile and APART 1 that is the session of a tile, with 1 and 0 that of a row.
+    It begins at the rows before it // ROWS + its index * APART. With ROWS of a tile and APART 1
+    that counts tiles, with 1 and 0 rows.
     """
     low, high = 0, num_sessions
     while low < high:
