@@ -78,6 +78,7 @@ def attention(result: Result) -> str:
     rows = [
         [
             *(str(line["sessions"]), str(line["rows"]), f"{line['context']:,}"),
+            f"{line['max_keys']:,}",
             f"{line['floor_us']:.1f}",
             f"{line['us, parts in turn']:.1f}",
             f"{line['us, parts side by side']:.1f}",
@@ -85,7 +86,7 @@ def attention(result: Result) -> str:
         ]
         for line in result["attention"]["parts"]
     ]
-    head = ["sessions", "rows of each", "keys of each", "reading them, us"]
+    head = ["sessions", "rows of each", "keys of each", "most keys", "reading them, us"]
     head += ["parts in turn, us", "side by side, us", "same bits"]
     return table(head, rows)
 

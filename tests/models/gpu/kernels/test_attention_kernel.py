@@ -69,6 +69,23 @@ def test_a_tile_has_room_for_a_round_of_all_heads() -> None:
     }
 
 
+def test_it_gives_the_shapes_of_a_device_without_values() -> None:
+    def meta(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    pages = meta(3, 16, 2, 16, dtype=torch.bfloat16)
+    out, log_sums = paged_varlen_attn(
+        *(meta(5, 4, 16, dtype=torch.bfloat16), pages, pages, meta(3), None, 4, 32),
+        return_aux=True,
+        scale=1.0,
+        window_size=(-1, 0),
+        seqused_k=meta(2),
+        block_table=meta(2, 2),
+    )
+    assert (out.shape, out.dtype) == ((5, 4, 16), torch.bfloat16)
+    assert (log_sums.shape, log_sums.dtype) == ((4, 5), torch.float32)
+
+
 class Sessions:
     """Random pages, and passes of some of the sessions on them."""
 
