@@ -33,7 +33,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
     ),
     "It is for teams that run Ray or KubeRay": ("k8s/README.md#install",),
     "CPU measured": ("results/bench-349m-18m.json", "results/smollm2-kinds.json"),
-    "GPU built": (
+    "GPU engines ran on one H100": (
+        "results/gpu-h100.json",
+        "loadtest/docs/gpu.md#on-one-h100",
         "models/gpu/kernels/test_kernels_compile.py::test_all_kernels_for_all_architectures",
         "deployments/config/test_config.py::test_bad_key_is_refused_with_its_path",
         "deployments/docs/limits.md#limits-of-this-version",

@@ -121,9 +121,16 @@ def memory_floor_ms(runner: ModelRunner) -> float:
 
 def num_product_bytes(runner: ModelRunner) -> int:
     """Bytes of the weights that every pass reads."""
-    size = runner.dtype.itemsize
-    shapes = [_features(product) for product in runner.products()]
-    return sum(inputs * outputs for inputs, outputs in shapes) * size
+    return sum(_num_bytes(product, runner.dtype.itemsize) for product in runner.products())
+
+
+def _num_bytes(product: torch.nn.Module, itemsize: int) -> int:
+    """Bytes of a product's weight, of which some have 8 bits a number."""
+    inputs, outputs = _features(product)
+    weight = getattr(product, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.shape == (outputs, inputs):
+        itemsize = weight.element_size()
+    return inputs * outputs * itemsize
 
 
 def tables_for(runner: ModelRunner, shapes: list[PassShape]) -> list[BlockTable]:

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,9 @@ def _terms(arguments: argparse.Namespace) -> Terms:
         pair = folder / "pair" / arguments.pair
         if not (pair / "draft" / "config.json").is_file():
             print(f"making a random pair {arguments.pair}", flush=True)
-            make_random_pair(arguments.pair, pair, device=arguments.device)
+            # What a process has held on a card goes back when it ends.
+            with ProcessPoolExecutor(1, get_context("spawn")) as aside:
+                aside.submit(make_random_pair, arguments.pair, pair, device=device.type).result()
     elif not (pair / "target" / "config.json").is_file():
         known = ", ".join(PAIRS)
         raise ValueError(

@@ -17,7 +17,17 @@ from loadtest.frame.passes import (
     tables_for,
     timed_pass,
 )
-from loadtest.gpu_day.terms import CONTEXT, MOST_SESSIONS, Products, Terms, open_target
+from loadtest.gpu_day.terms import (
+    CONTEXT,
+    MOST_SESSIONS,
+    Products,
+    Terms,
+    engine_config,
+    open_target,
+)
+from models.engine.runner import ModelRunner
+from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
+from models.gpu.chains import NUM_CHAINS
 from models.gpu.fp8 import LEAST_CAPABILITY
 
 # 1, 6, 48, 192 and 288 rows: a plain step, one verified draft, and 8, 32 and 48 of them at once.
@@ -40,10 +50,29 @@ def engine(terms: Terms) -> dict[str, Any]:
         "weight_gib": _gib(runner.weight_bytes),
         "kv_bytes_per_token": runner.kv_bytes_per_token,
     }
-    if terms.is_gpu:
-        found["allocated_gib"] = _gib(torch.cuda.memory_allocated())
-        found["reserved_gib"] = _gib(torch.cuda.memory_reserved())
+    found |= _held(terms)
+    wanted = len(BucketPlan(min(runner.max_num_batched_tokens, MAX_GRAPH_ROWS)).buckets)
+    found["graphs"] = f"{runner.graphs} of {wanted} wanted"
+    del runner
+    _free(terms)
+    drafter = ModelRunner(engine_config(terms, "draft", graphs=terms.graph_modes[0]))
+    drafter.capture_chains()
+    wanted += NUM_CHAINS
+    found["graphs of the draft"] = f"{drafter.graphs} of {wanted} wanted, chains included"
+    found["batch_invariant of the draft"] = drafter.batch_invariant
     return found
+
+
+def _held(terms: Terms) -> dict[str, float]:
+    """Memory that tensors take, that torch holds, and that is taken on the card in all."""
+    if not terms.is_gpu:
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "allocated_gib": _gib(torch.cuda.memory_allocated()),
+        "reserved_gib": _gib(torch.cuda.memory_reserved()),
+        "taken_gib": _gib(total - free),
+    }
 
 
 def passes(terms: Terms) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 _TINY_STD = 1e-6  # for the output projections
 _STD = 0.02
@@ -82,8 +83,8 @@ def _write(shape: Shape, folder: Path, embedding: Tensor, head: Tensor, device: 
         initializer_range=_STD,
         dtype="bfloat16",
     )
-    with torch.device(device):
-        model = LlamaForCausalLM(config).bfloat16()
+    with torch.device(device):  # the config's dtype from the beginning: half the memory
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.normal_(std=_TINY_STD)

@@ -9,13 +9,21 @@ the model, each reads and keeps its own part only. The back-end lays the weights
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    modeling_utils,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.hub import cached_file
 
@@ -110,7 +118,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         check_stored_shapes(config)
     has_scales = is_float8(hf_config)
     config = as_stored(config, hf_config)
-    with quiet():
+    with quiet(), pieces_of_memory():
         model = _load_weights(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
@@ -164,6 +172,22 @@ def read_config(model_path: str) -> PreTrainedConfig:
     read_json(file)
     with naming(file):
         return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+
+
+@contextmanager
+def pieces_of_memory() -> Iterator[None]:
+    """Have transformers take device memory weight by weight.
+
+    It would take the whole model's as one piece first, to be quick. torch gives a piece back only
+    when all of it is free. So weights that are joined or rounded later would give nothing back.
+    """
+    name = "caching_allocator_warmup"
+    kept = getattr(modeling_utils, name)
+    setattr(modeling_utils, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        setattr(modeling_utils, name, kept)
 
 
 def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrainedModel:

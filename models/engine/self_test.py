@@ -158,5 +158,6 @@ def _run_whole(
     for start in range(0, len(session.text), chunk):
         rows = session.rows(start, chunk)
         wanted = min(rows.num_logits, max(0, start + rows.num_logits - first))
-        parts.append(runner.forward([replace(rows, num_logits=wanted)]))
+        logits = runner.forward([replace(rows, num_logits=wanted)])
+        parts.append(logits.clone())  # the next pass may overwrite them
     return torch.cat(parts)

@@ -12,8 +12,8 @@ rows are padding. Launching it kernel by kernel takes about as long: 5 ms of the
 Streams beside the chunk would wait for that. Longer passes compute for longer than they take to
 launch, and padding them would cost more than it gains.
 
-Graphs are captured smallest first. If memory exceeds its bound, the largest are missing. Their
-passes compute the longest, so launches kernel by kernel cost them the least.
+If memory exceeds its bound, the largest are missing. Their passes compute the longest, so launches
+kernel by kernel cost them the least.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BucketPlan:
         if max_rows < 1 or not session_rows or min(session_rows) < 1:
             raise ValueError(f"no buckets of {max_rows} rows, {list(session_rows)} per session")
         last_prompt = min(max_rows, prompt_rows)
-        self.buckets = sorted(  # as they are captured
+        self.buckets = sorted(
             {
                 Bucket(num_rows, min(bound, num_rows))
                 for num_rows in row_sizes(max_rows)

@@ -30,6 +30,7 @@ from models.sampling.draws import terms_of
 
 MAX_SESSIONS = 16
 MAX_STEPS = 7  # with the pass before them, drafts of 8
+NUM_CHAINS = MAX_STEPS * len(row_sizes(MAX_SESSIONS))
 
 Step = Callable[[PassTensors], Tensor]  # a pass of one row a session -> logits [R, V] float32
 
@@ -74,6 +75,7 @@ class DraftChains:
         self._table_width = table_width
         self._vocab_size = vocab_size
         self._num_terms = NUM_TERMS
+        backend.release()
         first_bytes = backend.used_bytes()
         largest = padded_shape(MAX_SESSIONS, table_width)
         num_longs = MAX_STEPS * (largest.num_longs + MAX_SESSIONS * NUM_TERMS)
@@ -82,6 +84,7 @@ class DraftChains:
         self._ints = torch.zeros(num_ints, dtype=torch.int32, device=blocks.device)
         self._drawn = torch.zeros(MAX_STEPS * MAX_SESSIONS, dtype=torch.int64, device=blocks.device)
         self._graphs = capture_each(backend, self._calls(step), terms, first_bytes)
+        backend.release()
         self.kept = GraphsKept(len(self._graphs), backend.used_bytes() - first_bytes)
 
     def num_steps(self, num_sessions: int, wanted: int) -> int:

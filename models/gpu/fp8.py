@@ -85,5 +85,6 @@ def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     wide = rows.float()
-    scales = wide.abs().amax(dim=1, keepdim=True).div_(_LARGEST).clamp_(min=_LEAST_SCALE)
+    largest = wide.new_full((), _LARGEST)  # by a Python number a GPU multiplies with the inverse
+    scales = wide.abs().amax(dim=1, keepdim=True).div_(largest).clamp_(min=_LEAST_SCALE)
     return (wide / scales).clamp_(-_LARGEST, _LARGEST).to(_FP8), scales

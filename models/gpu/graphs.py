@@ -4,9 +4,7 @@
 it replays the graph of the bucket, and returns the rows that are real. Which bucket is `buckets`'
 matter, what padding means that of `indices`. The meaning of "capture" depends on the backend.
 `CudaGraphs` records the kernels. `EagerGraphs` calls the function again, which tests everything but
-the recording on any machine.
-
-CudaGraphs has never run on a GPU so far: `tests/gpu` holds what must pass there first.
+the recording on any machine. `tests/gpu` holds what must pass on a GPU.
 """
 
 from __future__ import annotations
@@ -78,9 +76,13 @@ class CudaGraphs:
                 compute()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the device meanwhile: only this one's calls count.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        # Other threads of the process may use the device meanwhile: only this one's calls count. A
+        # capture that fails leaves the thread on its stream, which this `stream` takes back.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
         ):
             output = compute()
 
@@ -152,15 +154,24 @@ def capture_each(
     captured: dict[Key, Callable[[], Tensor]] = {}
     for key, compute in wanted:
         replay = _captured(backend, key, compute)
-        fits = terms.max_bytes is None or backend.used_bytes() - first_bytes <= terms.max_bytes
+        fits = _fits(backend, terms, first_bytes)
         if not terms.agree(replay is not None and fits):
-            _logger.warning("no graphs from %s on: eager passes", key)
+            _logger.info("%s does not fit beside %d graphs", key, len(captured))
             del replay
             backend.release()
             break
         assert replay is not None
         captured[key] = replay
     return captured
+
+
+def _fits(backend: GraphBackend, terms: GraphTerms, first_bytes: int) -> bool:
+    """Return whether graphs are within their bound; what the passes before them left is not."""
+    if terms.max_bytes is None:
+        return True
+    if backend.used_bytes() - first_bytes > terms.max_bytes:
+        backend.release()
+    return backend.used_bytes() - first_bytes <= terms.max_bytes
 
 
 def _captured(
@@ -178,7 +189,9 @@ class BucketedPasses:
     """Graphs of all buckets of a plan, captured when made.
 
     All of them write their logits into one buffer. The logits alone of 53 graphs of a model with
-    128,000 ids would be 6.7 GB.
+    128,000 ids would be 6.7 GB. The largest graph is captured first: memory that it has used serves
+    the smaller ones, never the other way. The memory of one comes back with that of all. So if one
+    does not fit, all begin anew without the largest.
 
     Args:
         backend: what captures.
@@ -208,13 +221,14 @@ class BucketedPasses:
         self._table_width = table_width
         device = blocks.device
         largest = self._shape(plan.buckets[-1])
+        backend.release()
         first_bytes = backend.used_bytes()
         self._longs = torch.zeros(largest.num_longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(largest.num_ints, dtype=torch.int32, device=device)
-        self._logits = self._room_for_logits(compute)
-        wanted = ((bucket, self._call(compute, bucket)) for bucket in list(plan.buckets))
-        self._graphs = capture_each(backend, wanted, terms, first_bytes)
+        self._logits = torch.empty(0, device=device)
+        self._graphs = self._capture(backend, compute, terms, first_bytes)
         plan.keep(self._graphs)
+        backend.release()
         self.kept = GraphsKept(len(self._graphs), backend.used_bytes() - first_bytes)
 
     def run(
@@ -223,7 +237,7 @@ class BucketedPasses:
         bucket: Bucket,
         drawn_ids: Tensor | None = None,
     ) -> Tensor:
-        """Logits [R, V] of the rows of `sequences`, good until the next run.
+        """Logits [R, V] float32 of the rows of `sequences`, good until the next run.
 
         Args:
             sequences: a pass that fits `bucket`, which is one of the plan's.
@@ -234,19 +248,35 @@ class BucketedPasses:
         num_rows = sum(len(rows.token_ids) for rows in sequences)
         if drawn_ids is not None:
             self._tensors(bucket).token_ids[:num_rows].copy_(drawn_ids)
-        return self._graphs[bucket]()[:num_rows]
+        return self._graphs[bucket]()[:num_rows].float()
 
-    def _room_for_logits(self, compute: Compute) -> Tensor:
-        """[rows of the largest bucket, V] float32."""
+    def _capture(
+        self, backend: GraphBackend, compute: Compute, terms: GraphTerms, first_bytes: int
+    ) -> dict[Bucket, Callable[[], Tensor]]:
+        """Capture all buckets up to the largest beside which they fit."""
+        wanted = list(self.plan.buckets)
+        while wanted:
+            most = wanted[-1].num_rows
+            self._logits = self._room_for_logits(compute, most)
+            calls = ((bucket, self._call(compute, bucket)) for bucket in reversed(wanted))
+            captured = capture_each(backend, calls, terms, first_bytes)
+            if len(captured) == len(wanted):
+                break
+            captured.clear()
+            self._logits = self._logits.new_empty(0)
+            backend.release()
+            wanted = [bucket for bucket in wanted if bucket.num_rows <= most * 3 // 4]
+        if len(wanted) < len(self.plan.buckets):
+            most = wanted[-1].num_rows if wanted else 0
+            _logger.warning("no graphs of more than %d rows: eager passes", most)
+        return captured if wanted else {}
+
+    def _room_for_logits(self, compute: Compute, num_rows: int) -> Tensor:
+        """[num_rows, V] of the type that the passes give."""
         smallest = self.plan.buckets[0]
         self._write(smallest, ())  # nothing but padding, which concerns nobody
-        num_columns = compute(self._tensors(smallest), smallest.session_rows).shape[1]
-        return torch.empty(
-            self.plan.buckets[-1].num_rows,
-            num_columns,
-            dtype=torch.float32,
-            device=self._longs.device,
-        )
+        like = compute(self._tensors(smallest), smallest.session_rows)
+        return like.new_empty(num_rows, like.shape[1])
 
     def _call(self, compute: Compute, bucket: Bucket) -> Callable[[], Tensor]:
         """Return the passes of a bucket, ready to be captured."""

@@ -6,8 +6,9 @@ implementation behind it varies. The built-in FlashAttention 2 takes pages of a 
 tokens at best (`block_size: 256`). It refused block tables at first. FlashAttention 3 (Hopper,
 package `flash_attn_interface`) takes pages of any size. FlashAttention 4 reads pages on Blackwell
 only (pytorch pull requests 175924, 176905, 179760; flash-attention issue 1627). They are switched
-by `torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs
-small ragged passes with the model's own heads, at each possible page size. It must agree with the
+by `torch.nn.attention.activate_flash_attention_impl`, for the whole process. The last candidate is
+our own Triton kernel (`kernels/attention.py`), which any torch has. Each candidate runs small
+ragged passes with the model's own heads, at each possible page size. It must agree with the
 reference. If none does, the gathering back-end, `models/attention/gather.py`, serves the model; it
 needs no kernel.
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -35,7 +36,9 @@ from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
 from models.kv.rows import BlockList, SequenceRows
 from models.kv.storage import KVSizes
+from models.torch_library import has_kernels
 
+BUILT_IN, OWN = "built-in", "Triton"  # names of kernels
 _NEEDED_ARGUMENTS = ("seqused_k", "block_table", "num_splits", "enable_gqa", "window_size")
 # Relative to values around 1 in bfloat16, whose step is 2^-8; a wrong page or mask is off by ~1.
 _TOLERANCE = 0.03
@@ -75,6 +78,7 @@ class VarlenFeatures:
     implementations: Sequence[str]  # that can be activated, best first
     activate: Callable[[str], None]
     restore: Callable[[], None]
+    own: VarlenFunction | None = None  # our kernel with the same signature, the last to be tried
 
 
 def torch_features(device: torch.device) -> VarlenFeatures:
@@ -98,7 +102,16 @@ def torch_features(device: torch.device) -> VarlenFeatures:
         implementations=[name for name in wanted if name in listed],
         activate=getattr(torch_attention, "activate_flash_attention_impl", _cannot_activate),
         restore=getattr(torch_attention, "restore_flash_attention_impl", _nothing_to_restore),
+        own=_own_function(device),
     )
+
+
+def _own_function(device: torch.device) -> VarlenFunction | None:
+    if not has_kernels(device):
+        return None
+    from models.gpu.kernels.attention import paged_varlen_attn
+
+    return paged_varlen_attn
 
 
 def find_kernel(
@@ -117,24 +130,37 @@ def find_kernel(
     Raises:
         NoKernel: there is none.
     """
-    function = features.function
-    if function is None:
-        raise NoKernel(f"torch {torch.__version__} has no varlen_attn")
-    known = inspect.signature(function).parameters
-    missing = [name for name in _NEEDED_ARGUMENTS if name not in known]
-    if missing:
-        raise NoKernel(f"varlen_attn of torch {torch.__version__} lacks {', '.join(missing)}")
-    complaints = []
-    for name in (*features.implementations, None):
+    complaints: list[str] = []
+    for name, function in _candidates(features, complaints):
+        is_switched = name in features.implementations
         try:
-            if name is not None:
+            if is_switched:
                 features.activate(name)
-            return _working_kernel(features, function, sizes, device, name or "built-in")
+            return _working_kernel(features, function, sizes, device, name)
         except (NoKernel, ImportError, RuntimeError, ValueError, TypeError) as error:
-            complaints.append(f"{name or 'built-in'}: {error}")
-            if name is not None:
+            complaints.append(f"{name}: {error}")
+            if is_switched:
                 features.restore()
     raise NoKernel("; ".join(complaints))
+
+
+def _candidates(
+    features: VarlenFeatures, complaints: list[str]
+) -> Iterator[tuple[str, VarlenFunction]]:
+    """Names and functions in the order in which they are tried; adds why torch's is not."""
+    function = features.function
+    if function is None:
+        complaints.append(f"torch {torch.__version__} has no varlen_attn")
+    else:
+        known = inspect.signature(function).parameters
+        missing = [name for name in _NEEDED_ARGUMENTS if name not in known]
+        if missing:
+            lacks = ", ".join(missing)
+            complaints.append(f"varlen_attn of torch {torch.__version__} lacks {lacks}")
+        else:
+            yield from ((name, function) for name in (*features.implementations, BUILT_IN))
+    if features.own is not None:
+        yield OWN, features.own
 
 
 def _working_kernel(

@@ -1,4 +1,4 @@
-"""Engines on a GPU: the text of `generate`, one wait a pass, NCCL. Never run so far."""
+"""Engines on a GPU: the text of `generate`, one wait a pass, NCCL."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ NUM_TOKENS = 40
 # Kernels round differently from generate's, so texts may part where two tokens nearly tie. Logits
 # have a standard deviation of about 2, and errors one of about 0.1.
 NEAR_TIE = 0.8
+GREEDY = Sampling(temperature=0)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=40, seed=3)
 
 
-def spoken(chains: bool, **changes: object) -> list[list[int]]:
+def spoken(
+    chains: bool, sampling: Sampling = GREEDY, num_drafted: int = 4, **changes: object
+) -> list[list[int]]:
     target = Link(TargetEngine(runner(**changes), NoMaskSource(), EPOCH))
     drafter = DraftEngine(runner(**changes), NoMaskSource(), EPOCH)
     drafter.chains = chains
@@ -31,11 +35,11 @@ def spoken(chains: bool, **changes: object) -> list[list[int]]:
         Client(
             f"s{i}",
             prompt,
-            Sampling(temperature=0),
+            sampling,
             NUM_TOKENS,
             target,
-            draft,
-            num_draft_tokens=lambda: 4,
+            draft if num_drafted else None,
+            num_draft_tokens=lambda: num_drafted,
         )
         for i, prompt in enumerate(PROMPTS)
     ]
@@ -64,6 +68,20 @@ def test_chains_draft_what_steps_draft(graphs: str) -> None:
     assert (drafter.runner.num_chain_steps(1, 3) == 3) is (graphs == "auto")
 
 
+@pytest.mark.parametrize("graphs", ["off", "auto"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_leave_the_text_unchanged_where_rows_keep_their_bits(
+    sampling: Sampling, graphs: str
+) -> None:
+    """Bit for bit, with other numbers of rows in each pass."""
+    texts = [
+        spoken(True, sampling, num_drafted, graphs=graphs, batch_invariant=True)
+        for num_drafted in (0, 4, 7)
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_chain_does_not_wait_for_the_device_before_its_end() -> None:
     """torch itself complains of every call that waits while this mode is on."""
     made = runner()

@@ -1,4 +1,4 @@
-"""torch's paged kernel against the reference on a GPU. Never run so far."""
+"""Paged kernels, torch's and our own, against the reference on a GPU."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_what_is_taken_computes_what_the_reference_does(
 
 
 def test_this_device_has_a_kernel_for_a_page_that_auto_tries(cuda: torch.device) -> None:
-    """From Ampere and torch 2.12 on, with nothing else installed: if not, the notes are wrong."""
+    """From Ampere on, with nothing else installed: if not, the notes are wrong."""
     if torch.cuda.get_device_capability(cuda) < (8, 0):
-        pytest.skip("older than Ampere: torch has no FlashAttention for it")
+        pytest.skip("older than Ampere: no kernel here is for it")
     tried = [sizes(block_size, 64, 2, torch.bfloat16) for block_size in GPU_BLOCKS]
     kernel, found = find_kernel(torch_features(cuda), tried, cuda)
     assert not kernel.reads_unwritten, kernel

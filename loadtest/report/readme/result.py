@@ -60,7 +60,7 @@ class Result:
     def made_in_short(self) -> str:
         """Show the same without the command, which the linked file holds."""
         machine = self["machine"]
-        versions = f"torch {machine['torch']}, Ray {machine['ray']}"
+        versions = f"torch {machine['torch']}, Ray {machine['ray'] or 'not installed'}"
         where = f"{machine['processor']}, {machine['cores']} cores, {versions}"
         made = f"{machine['date']}, {where} ({self.link})."
         return " ".join(filter(None, [made, age(self.name, machine["date"])]))

@@ -21,7 +21,7 @@ from models.sampling.kernels.terms import DEPTH, NUM_TERMS, TEMPERATURE, TOP_K, 
 from models.sampling.truncation import WEIGHT_ONE
 from models.torch_library import register
 
-BLOCK, NUM_WARPS = 2048, 8
+BLOCK, NUM_WARPS = 4096, 32
 _NUM_TERMS = tl.constexpr(NUM_TERMS)
 _TEMPERATURE, _DEPTH = tl.constexpr(TEMPERATURE), tl.constexpr(DEPTH)
 _TOP_K, _TOP_P = tl.constexpr(TOP_K), tl.constexpr(TOP_P)

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from models.gpu.kernels import gate, norm, product, rotary, rounding
+from models.gpu.kernels import attention, gate, norm, product, rotary, rounding
 from models.sampling.kernels import cut, draw
 
 ARCHITECTURES = (80, 89, 90, 100)  # A100, L4 and RTX 40, H100, B200
@@ -27,6 +27,25 @@ _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuo
 _BF16, _F32, _I8, _I32, _I64 = "*bf16", "*fp32", "*i8", "*i32", "*i64"
 # Rows, weight, scales, bias, result, parts; sizes.
 _PRODUCT = [_BF16] * 5 + [_F32, "i32", "i32", "i32", "i32", "i32"]
+_ATTENTION = [_BF16] * 3 + [_I32] * 3 + [_BF16] + [_F32] * 4 + ["i32"] * 8 + ["fp32"]
+
+
+def _heads(group: int, *, is_parted: bool) -> dict[str, object]:
+    """Fixed sizes of attention with so many query heads a key head."""
+    rows, height = attention.tile_sizes(group)
+    return {
+        "GROUP": group,
+        "ROWS": rows,
+        "TILE": height,
+        "HEAD": 128,
+        "BLOCK": 128,
+        "BLOCK_KEYS": attention.BLOCK_KEYS,
+        "PART_KEYS": attention.PART_KEYS,
+        "IS_PARTED": is_parted,
+        "WITH_LOG_SUMS": not is_parted,
+    }
+
+
 _TILES: dict[str, object] = {
     "BLOCK_ROWS": product.BLOCK_ROWS,
     "BLOCK_OUTPUTS": product.BLOCK_OUTPUTS,
@@ -50,6 +69,20 @@ _KERNELS: dict[str, tuple[Any, list[str], dict[str, object], int]] = {
         rotary.place_kernel,
         [_BF16] * 3 + [_I64] * 2 + [_BF16] * 4 + ["i32", "i32", "fp32"],
         {"HEAD": 128, "BLOCK": 128, "IS_NORMED": True},
+        1,
+    ),
+    "attention": (attention.attention_kernel, _ATTENTION, _heads(4, is_parted=False), 4),
+    "attention of 8 heads": (
+        attention.attention_kernel,
+        _ATTENTION,
+        _heads(8, is_parted=False),
+        attention.warps_of(64),
+    ),
+    "attention in parts": (attention.attention_kernel, _ATTENTION, _heads(4, is_parted=True), 4),
+    "join": (
+        attention.join_kernel,
+        [_F32] * 3 + [_I32] * 2 + [_BF16, _F32] + ["i32"] * 4,
+        {"HEAD": 128, "BLOCK": 128, "PART_KEYS": attention.PART_KEYS, "WITH_LOG_SUMS": True},
         1,
     ),
     "gate": (gate.gate_kernel, [_BF16, _BF16, "i32"], {"BLOCK": 1024}, 4),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from loadtest.frame.passes import (
     decode_shapes,
@@ -33,6 +36,14 @@ def test_products_are_those_of_the_whole_model(runner: ModelRunner) -> None:
     layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176
     assert num_product_bytes(runner) == 2 * (2 * layer + 64 * TINY_VOCAB_SIZE)
     assert memory_floor_ms(runner) > 0
+
+
+def test_weights_of_eight_bits_count_a_byte(runner: ModelRunner) -> None:
+    linear = torch.nn.Linear(64, 32, bias=False)
+    rounded = torch.nn.Linear(64, 32, bias=False)
+    rounded.weight = torch.nn.Parameter(linear.weight.to(torch.int8), requires_grad=False)
+    some: Any = SimpleNamespace(dtype=torch.bfloat16, products=lambda: [rounded, linear.bfloat16()])
+    assert num_product_bytes(some) == 64 * 32 * (1 + 2)
 
 
 def test_passes_give_their_blocks_back_and_skip_what_does_not_fit(runner: ModelRunner) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, modeling_utils
 
-from models.checkpoint.loader import load_checkpoint, read_config
+from models.checkpoint.loader import load_checkpoint, pieces_of_memory, read_config
 from models.config import EngineConfig
 
 
@@ -66,3 +67,19 @@ def test_a_missing_weight_is_named(tiny_target, tmp_path):
         match=r"lacks 1 weights that config.json means, first 'model.layers.1.mlp.up_proj",
     ):
         load_checkpoint(_config(str(path)))
+
+
+def test_transformers_takes_no_memory_ahead(tiny_target, monkeypatch):
+    """Its own warm-up has this name, and is called where weights go straight to a device."""
+
+    def taken(*args: Any) -> None:
+        raise AssertionError("the whole model's memory in one piece")
+
+    def load() -> None:
+        AutoModelForCausalLM.from_pretrained(tiny_target, device_map={"": "cpu"})
+
+    monkeypatch.setattr(modeling_utils, "caching_allocator_warmup", taken)
+    with pieces_of_memory():
+        load()
+    with pytest.raises(AssertionError, match="in one piece"):
+        load()

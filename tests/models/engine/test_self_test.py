@@ -117,6 +117,23 @@ def test_finds_what_depends_on_the_batch(disturb, expected):
     forward.pool.check([])
 
 
+class _OneBuffer(_TableForward):
+    """Gives views of one buffer, as passes do that are replayed from graphs."""
+
+    def __init__(self, disturb):
+        super().__init__(disturb)
+        self.buffer = torch.empty(self.max_num_batched_tokens, self.vocab_size)
+
+    def forward(self, sequences):
+        logits = super().forward(sequences)
+        return self.buffer[: len(logits)].copy_(logits)
+
+
+def test_logits_may_be_overwritten_by_the_next_pass():
+    assert is_batch_invariant(_OneBuffer(lambda sequences: False))
+    assert not is_batch_invariant(_OneBuffer(lambda sequences: _num_rows(sequences) == 37))
+
+
 def test_fits_into_a_small_pool_and_context():
     forward = _TableForward(lambda sequences: False)
     forward.pool = BlockPool(1, 16)

@@ -26,7 +26,7 @@ def test_there_are_few_enough_to_capture():
     assert len(BucketPlan(MAX_GRAPH_ROWS).buckets) < 60
 
 
-def test_the_smallest_is_captured_first():
+def test_buckets_rise():
     buckets = BucketPlan(64).buckets
     assert buckets[-1] == Bucket(64, 64)
     assert [b.num_rows for b in buckets] == sorted(b.num_rows for b in buckets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -246,6 +247,19 @@ def test_a_signature_without_block_tables_is_named():
 
     with pytest.raises(NoKernel, match="lacks seqused_k, block_table, num_splits, enable_gqa"):
         find_kernel(Switch(older).features, SIZES, CPU)
+
+
+def test_our_own_kernel_serves_where_torch_has_none():
+    def older(query: Any, key: Any, value: Any, *, scale: Any = None, window_size: Any = None):
+        raise AssertionError("must not be called")
+
+    for function in (None, older, pages_of(512)):
+        features = replace(Switch(function).features, own=reference_varlen_attn)
+        assert find_kernel(features, SIZES, CPU)[0].name == "Triton"
+    features = replace(Switch(reference_varlen_attn).features, own=reference_varlen_attn)
+    assert find_kernel(features, SIZES, CPU)[0].name == "built-in"
+    with pytest.raises(NoKernel, match=r"has no varlen_attn; Triton: .* divisible by 512"):
+        find_kernel(replace(Switch(None).features, own=pages_of(512)), SIZES, CPU)
 
 
 def test_the_installed_torch_has_the_signature_but_no_cpu_kernel():

@@ -25,11 +25,12 @@ def test_all_kernels_for_all_architectures() -> None:
     )
     assert done.returncode == 0, done.stderr
     usage = json.loads(done.stdout)
-    assert len(usage) == 13
+    assert len(usage) == 17
     for name, by_architecture in usage.items():
         older = set() if name == "round" else {"80"}  # A100 has no float8
         assert set(by_architecture) == older | {"89", "90", "100"}, name
         for architecture, used in by_architecture.items():
-            assert used["REG"] <= (160 if "product" in name else 128), (name, architecture, used)
+            most = 255 if "attention" in name else 160 if "product" in name else 128
+            assert used["REG"] <= most, (name, architecture, used)
             assert used["STACK"] == used["LOCAL"] == 0, (name, architecture, used)
             assert used["SHARED"] <= 99 * 1024, (name, architecture, used)
