@@ -1,0 +1,305 @@
+"""The rules of KubeRay and Kubernetes that decide if the manifests come up and stay up.
+
+From KubeRay 1.7's documentation and sources: workers wait for the head, Serve is given the config
+once, the Service has the worker pods that are ready and the head unless it is left out, a pod that
+goes is made anew. From Kubernetes': an eviction needs a budget that allows it, and a budget with
+`maxUnavailable` or a percentage allows none for pods whose owner has no subresource `scale`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadtest.rehearse.manifests import HEAD, Manifests, PodTemplate, Tree
+from loadtest.rehearse.pods import Network, Pod
+from loadtest.rehearse.substitutions import (
+    NAMES,
+    object_store,
+    substituted_config,
+    substituted_job,
+)
+
+_GCS_PORT, _DASHBOARD_PORT, _AGENT_PORT, _HTTP_PORT = 6379, 8265, 52365, 8000
+_LOOK_S = 1.0  # between two rounds of the operator
+_ASK_LIMIT_S = 10.0
+_GCS_RECONNECT_S = "600"  # of workers, where the head's state outlives it
+_HEAD_SERVICE = "outrider-head-svc"
+_COMMON = {  # that KubeRay gives to pods of a RayService
+    "RAY_GCS_SERVER_REQUEST_TIMEOUT_SECONDS": "5",
+    "RAY_SERVE_KV_TIMEOUT_S": "5",
+    "RAY_TIMEOUT_MS_TASK_WAIT_FOR_DEATH_INFO": "0",
+    "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
+}
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """A Ray cluster of pods that an operator's thread keeps as the manifests say.
+
+    Args:
+        manifests: of the RayService.
+        folder: logs and volumes.
+        environment: of every pod, beneath its own.
+        fetch_s: how long the Job takes to bring the models.
+    """
+
+    manifests: Manifests
+    folder: Path
+    environment: Mapping[str, str]
+    fetch_s: float = 0.0
+    pods: list[Pod] = field(default_factory=list)
+    network: Network = field(default_factory=Network)
+    num_submitted: int = 0
+    said: str = ""  # what Serve said last
+    is_healthy: bool = False  # all deployments, as it said
+    _numbers: Any = field(default_factory=itertools.count)
+    _names: dict[str, str] = field(default_factory=dict)  # of Services, with their addresses
+    _endpoints: list[str] = field(default_factory=list)
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    # --- what is asked of it ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Apply the manifests: Redis, the Job and the cluster at once, as `kubectl apply` does."""
+        token, password = secrets.token_hex(16), secrets.token_hex(16)
+        self._secret = {
+            "outrider-redis/password": password,
+            "RAY_AUTH_MODE": self.manifests.service["rayClusterConfig"]["authOptions"]["mode"],
+            "RAY_AUTH_TOKEN": token,
+        }
+        self._token = token
+        for store in self.manifests.stores:
+            pod = self._make(store, store.container["command"] + store.container["args"])
+            self._name(store.group, pod)
+        job = substituted_job(self.manifests.job, self.fetch_s)
+        self._make(job, [*job.container["command"], *job.container["args"]])
+        self._thread = threading.Thread(target=self._operate, daemon=True, name="operator")
+        self._thread.start()
+
+    def endpoints(self) -> list[str]:
+        """Return the addresses that the Service sends to."""
+        return list(self._endpoints)
+
+    def of(self, group: str) -> list[Pod]:
+        """Return the pods of a group that are not ending."""
+        return [pod for pod in self.pods if pod.template.group == group and not pod.is_ending]
+
+    def evict(self, pod: Pod) -> bool:
+        """Evict a pod as a drain does; return whether the budgets allow it."""
+        for budget in self.manifests.all_of("PodDisruptionBudget"):
+            if not _selects(budget, pod):
+                continue
+            spec = budget["spec"]
+            least = spec.get("minAvailable")
+            if not isinstance(least, int):  # Kubernetes cannot count how many there should be
+                return False
+            ready = [p for p in self.of(pod.template.group) if self.is_ready(p)]
+            if len(ready) - 1 < least:
+                return False
+        pod.terminate()
+        return True
+
+    def close(self) -> None:
+        """End all pods and the network."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(30.0)
+        for pod in self.pods:
+            pod.kill()
+        self.network.close()
+
+    # --- the operator -------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        while not self._closing.wait(_LOOK_S):
+            try:
+                self._reconcile()
+                self._endpoints = self._find_endpoints()
+                if self.num_submitted == 0 and self._is_head_up():
+                    self._submit()
+                self._look()
+            except Exception as error:  # told where somebody waits, and tried again
+                self.said = f"the operator failed: {error!r}"
+
+    def _reconcile(self) -> None:
+        for template in self.manifests.pods():
+            missing = template.replicas - len(self.of(template.group))
+            for _ in range(missing):
+                self._make(template, self._start_words(template))
+            for pod in self.of(template.group):
+                if pod.has_ended:
+                    pod.kill()  # its network too; a new one comes with the next round
+
+    def _make(self, template: PodTemplate, main: Sequence[str]) -> Pod:
+        number = next(self._numbers)
+        name = f"{template.group}-{number}"
+        pod = Pod(
+            name=name,
+            template=template,
+            network=self.network,
+            folder=self.folder / name,
+            volumes={"models": self._volume("models"), "api-keys": self.folder / "secrets"}
+            | {"data": self._volume("data")},
+            hosts=self._hosts,
+            environment={
+                **self.environment,
+                **NAMES,
+                **_COMMON,
+                **self._secret,
+                **self._gcs(template),
+            },
+        )
+        self.pods.append(pod)
+        pod.start(main)
+        if template.group == HEAD:
+            self._name(_HEAD_SERVICE, pod)
+        return pod
+
+    def _name(self, service: str, pod: Pod) -> None:
+        """Let a Service's name mean a pod from now on; the file stays, as all pods have it."""
+        self._names[service] = pod.address
+        lines = [f"{address} {name}\n" for name, address in self._names.items()]
+        self._hosts.write_text("127.0.0.1 localhost\n" + "".join(lines), encoding="utf-8")
+
+    @property
+    def _hosts(self) -> Path:
+        path = self.folder / "hosts"
+        path.touch()
+        return path
+
+    def _volume(self, name: str) -> Path:
+        path = self.folder / "volumes" / name
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o777)
+        return path
+
+    def _gcs(self, template: PodTemplate) -> dict[str, str]:
+        options = self.manifests.service["rayClusterConfig"].get("gcsFaultToleranceOptions")
+        if options is None or not template.start:
+            return {}
+        if template.group != HEAD:
+            return {"RAY_gcs_rpc_server_reconnect_timeout_s": _GCS_RECONNECT_S}
+        secret = options["redisPassword"]["valueFrom"]["secretKeyRef"]
+        return {
+            "RAY_REDIS_ADDRESS": options["redisAddress"],
+            "REDIS_PASSWORD": self._secret[f"{secret['name']}/{secret['key']}"],
+            "RAY_external_storage_namespace": "outrider-rehearsal",
+        }
+
+    def _start_words(self, template: PodTemplate) -> list[str]:
+        options = dict(template.start) | object_store()
+        options |= {"metrics-export-port": "8080", "dashboard-agent-listen-port": str(_AGENT_PORT)}
+        if template.node_labels:
+            pairs = template.node_labels.items()
+            options["labels"] = ",".join(f"{name}={value}" for name, value in pairs)
+        flags = " ".join(f"--{name}={value}" for name, value in options.items())
+        own = "--node-ip-address=$(hostname -I | cut -d' ' -f1)"
+        if template.group == HEAD:
+            password = '${REDIS_PASSWORD:+--redis-password="$REDIS_PASSWORD"}'
+            return ["bash", "-c", f"exec ray start --head {own} {password} {flags} --block"]
+        # The operator puts an init container `wait-gcs-ready` in front; the head may move.
+        address = f"{_HEAD_SERVICE}:{_GCS_PORT}"
+        wait = f"until ray health-check --address {address} >/dev/null 2>&1; do sleep 1; done"
+        return ["bash", "-c", f"{wait}; exec ray start --address={address} {own} {flags} --block"]
+
+    # --- probes -------------------------------------------------------------------------------
+
+    def is_ready(self, pod: Pod) -> bool:
+        """Return whether the pod's own probe, or the one that KubeRay gives to workers, is content."""
+        if pod.is_ending or not pod.is_running:
+            return False
+        probe: Tree = pod.template.container.get("readinessProbe", {})
+        if "exec" in probe:
+            return pod.run(probe["exec"]["command"], 5.0)
+        raylet = f"http://{pod.address}:{_AGENT_PORT}/api/local_raylet_healthz"
+        return _says_ok(raylet) and _says_ok(f"http://{pod.address}:{_HTTP_PORT}/-/healthz")
+
+    def _find_endpoints(self) -> list[str]:
+        leaves_out = {HEAD} if self.manifests.service.get("excludeHeadPodFromServeSvc") else set()
+        templates = [one.group for one in self.manifests.pods() if one.group not in leaves_out]
+        return [pod.address for group in templates for pod in self.of(group) if self.is_ready(pod)]
+
+    # --- Serve --------------------------------------------------------------------------------
+
+    def _is_head_up(self) -> bool:
+        [*heads] = self.of(HEAD)
+        return bool(heads) and heads[0].is_running and self._ask("GET") is not None
+
+    def _submit(self) -> None:
+        """Give the config to Serve; not again while it is the same, whatever becomes of it."""
+        if self._ask("PUT", substituted_config(self.manifests.serve_config)) is not None:
+            self.num_submitted += 1
+
+    def _look(self) -> None:
+        answer = self._ask("GET")
+        if answer is None:
+            return
+        apps = answer.get("applications", {})
+        self.said = str(
+            {name: (a["status"], a.get("message", "")[:300]) for name, a in apps.items()}
+        )
+        deployments = [one for app in apps.values() for one in app["deployments"].values()]
+        self.is_healthy = all(one["status"] == "HEALTHY" for one in deployments)
+
+    @property
+    def is_serving(self) -> bool:
+        """True if Serve says that all applications run, and the Service has an endpoint."""
+        return "'RUNNING'" in self.said and bool(self._endpoints)
+
+    def _ask(self, method: str, config: Tree | None = None) -> Tree | None:
+        heads = self.of(HEAD)
+        if not heads:
+            return None
+        request = urllib.request.Request(
+            f"http://{heads[0].address}:{_DASHBOARD_PORT}/api/serve/applications/",
+            method=method,
+            data=None if config is None else json.dumps(config).encode(),
+            headers={"content-type": "application/json", "authorization": f"Bearer {self._token}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_ASK_LIMIT_S) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            self.said = f"{error.code} {error.read()[:300]!r}"
+            return None
+        except OSError:
+            return None
+        return json.loads(text) if text else {}
+
+
+def _selects(budget: Tree, pod: Pod) -> bool:
+    wanted = budget["spec"]["selector"]["matchLabels"]
+    return all(pod.template.labels.get(name) == value for name, value in wanted.items())
+
+
+def _says_ok(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as answer:
+            return b"success" in answer.read()
+    except OSError:
+        return False
+
+
+def wait_until(happened: Any, limit_s: float, step_s: float = 0.5) -> float:
+    """Wait until `happened()`; return the seconds it took.
+
+    Raises:
+        TimeoutError: it did not within `limit_s`.
+    """
+    began_s = time.monotonic()
+    while not happened():
+        if time.monotonic() - began_s > limit_s:
+            raise TimeoutError(f"not within {limit_s:g} s")
+        time.sleep(step_s)
+    return time.monotonic() - began_s
