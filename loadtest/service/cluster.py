@@ -188,7 +188,7 @@ def fit_one_machine(config: Config, *, api_keys_file: Path | None = None) -> Non
     The demo pair replaces its models, in float32, because only there 4 ranks give the text of 1. It
     runs on CPUs, with a context and a KV cache that fit them, and has the demo's name. There is one
     HTTP proxy, because all nodes share one port, and as many replicas as autoscaling begins with.
-    Placement stays as it is.
+    Placement stays as it is, but that a node may have several replicas of a kind.
     """
     config["proxy_location"] = "HeadOnly"
     [application] = config["applications"]
@@ -208,6 +208,7 @@ def fit_one_machine(config: Config, *, api_keys_file: Path | None = None) -> Non
         "api_keys_file": "" if api_keys_file is None else str(api_keys_file),
     }
     for deployment in application["deployments"]:
+        deployment.pop("max_replicas_per_node", None)
         autoscaling = deployment.pop("autoscaling_config", None)
         if autoscaling is not None:
             deployment["num_replicas"] = autoscaling.get("min_replicas", 1)
