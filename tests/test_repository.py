@@ -53,8 +53,8 @@ MAX_LINES = {
     "models": 38_000,
     "router": 8_900,
     "deployments": 23_200,
-    "loadtest": 27_600,
-    "tests": 71_400,
+    "loadtest": 28_600,
+    "tests": 71_600,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -63,7 +63,7 @@ class Rehearsal:
             if not happen():
                 self._found(name, {"is_blocked": True})
                 return
-            time.sleep(1.0)
+            self.cluster.forget()
             took_s = wait_until(self.is_whole, _SETTLE_LIMIT_S)
             time.sleep(_AFTER_S)
             figures: dict[str, Any] = self.load.figures(began_s, time.monotonic())
@@ -75,7 +75,7 @@ class Rehearsal:
         self._found(name, figures)
 
     def is_whole(self) -> bool:
-        """Return whether each group has its pods, Serve says all is well, and routers are reached."""
+        """Return whether all pods run, Serve says all is well, and routers are reached."""
         cluster = self.cluster
         for template in cluster.manifests.pods():
             pods = [pod for pod in cluster.of(template.group) if pod.is_running]

@@ -1,9 +1,8 @@
 """The rules of KubeRay and Kubernetes that decide if the manifests come up and stay up.
 
-From KubeRay 1.7's documentation and sources: workers wait for the head, Serve is given the config
-once, the Service has the worker pods that are ready and the head unless it is left out, a pod that
-goes is made anew. From Kubernetes': an eviction needs a budget that allows it, and a budget with
-`maxUnavailable` or a percentage allows none for pods whose owner has no subresource `scale`.
+KubeRay's are of 1.7, by its documentation and sources. Workers wait for the head. Serve is given
+the config once. The Service has the worker pods that are ready, and the head unless it is left out.
+A pod that goes is made anew. An eviction needs budgets that allow it (`allows_eviction`).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
+import subprocess
 import threading
 import time
 import urllib.error
@@ -97,18 +97,16 @@ class Cluster:
 
     def evict(self, pod: Pod) -> bool:
         """Evict a pod as a drain does; return whether the budgets allow it."""
-        for budget in self.manifests.all_of("PodDisruptionBudget"):
-            if not _selects(budget, pod):
-                continue
-            spec = budget["spec"]
-            least = spec.get("minAvailable")
-            if not isinstance(least, int):  # Kubernetes cannot count how many there should be
-                return False
-            ready = [p for p in self.of(pod.template.group) if self.is_ready(p)]
-            if len(ready) - 1 < least:
-                return False
+        num_ready = sum(1 for each in self.of(pod.template.group) if self.is_ready(each))
+        budgets = self.manifests.all_of("PodDisruptionBudget")
+        if not all(allows_eviction(one, pod.template.labels, num_ready) for one in budgets):
+            return False
         pod.terminate()
         return True
+
+    def forget(self) -> None:
+        """Drop what Serve said so far, so that only what it says from now on counts."""
+        self.said, self.is_healthy = "", False
 
     def close(self) -> None:
         """End all pods and the network."""
@@ -129,7 +127,8 @@ class Cluster:
                 if self.num_submitted == 0 and self._is_head_up():
                     self._submit()
                 self._look()
-            except Exception as error:  # told where somebody waits, and tried again
+            except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+                # It is told where somebody waits, and all is tried again.
                 self.said = f"the operator failed: {error!r}"
 
     def _reconcile(self) -> None:
@@ -216,7 +215,7 @@ class Cluster:
     # --- probes -------------------------------------------------------------------------------
 
     def is_ready(self, pod: Pod) -> bool:
-        """Return whether the pod's own probe, or the one that KubeRay gives to workers, is content."""
+        """Return whether the pod's probe is content: its own, or that of KubeRay's workers."""
         if pod.is_ending or not pod.is_running:
             return False
         probe: Tree = pod.template.container.get("readinessProbe", {})
@@ -278,9 +277,17 @@ class Cluster:
         return json.loads(text) if text else {}
 
 
-def _selects(budget: Tree, pod: Pod) -> bool:
+def allows_eviction(budget: Tree, labels: Mapping[str, str], num_ready: int) -> bool:
+    """Return whether a budget allows a pod with such labels to go, of so many that are ready.
+
+    KubeRay's pods have an owner without the subresource `scale`. Kubernetes cannot count how many
+    there should be, and allows none to go unless `minAvailable` is a whole number.
+    """
     wanted = budget["spec"]["selector"]["matchLabels"]
-    return all(pod.template.labels.get(name) == value for name, value in wanted.items())
+    if any(labels.get(name) != value for name, value in wanted.items()):
+        return True
+    least = budget["spec"].get("minAvailable")
+    return isinstance(least, int) and num_ready - 1 >= least
 
 
 def _says_ok(url: str) -> bool:

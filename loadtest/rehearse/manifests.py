@@ -89,7 +89,7 @@ class Manifests:
 
     @property
     def serve_config(self) -> Tree:
-        """What KubeRay submits to Serve."""
+        """The config that KubeRay submits to Serve."""
         config: Tree = yaml.safe_load(self.service["serveConfigV2"])
         return config
 

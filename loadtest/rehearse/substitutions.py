@@ -10,28 +10,27 @@ from loadtest.report.machine import ROOT
 
 _DEMO = ROOT / "models" / "demo"
 NAMES = {"GRPC_DNS_RESOLVER": "native"}  # gRPC's own asks no file of hosts
+DEMO_NAME = "outrider-demo"  # that the load asks for
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 SUBSTITUTIONS = {
     "image": "each container has this machine's files and Python in place of its image",
     "redis": "Redis is this machine's redis-server",
-    "models": "the demo pair serves in place of the two models, with a context that fits it",
+    "models": "the demo pair has the names and commits of the two models, with a context that fits",
     "device": "models compute on CPUs, in float32; Ray counts the GPUs that the manifests ask for",
-    "fetch": "the Job waits for some seconds in place of asking the hub",
+    "fetch": "the Job waits for some seconds and copies the demo pair in place of asking the hub",
     "shared memory": "Ray's object store has 100 MiB in each pod",
     "names": "a file of hosts takes the place of the cluster's DNS",
 }
 
 
 def substituted_config(config: Tree) -> Tree:
-    """Return the Serve config with the demo pair on CPUs (`models`, `device`)."""
+    """Return the Serve config for CPUs and a small context (`device`, `models`)."""
     config = copy.deepcopy(config)
     [application] = config["applications"]
     args = application["args"]
     for name in ("target", "draft"):
         args[name] |= {
-            "model_path": str(_DEMO / name),
-            "revision": None,
             "device": "cpu",
             "dtype": "float32",
             "max_model_len": 2048,
@@ -40,19 +39,38 @@ def substituted_config(config: Tree) -> Tree:
         }
         for key in ("gpu_memory_utilization", "graph_memory_mib"):
             args[name].pop(key, None)
-    args["router"] |= {"model_name": "outrider-demo", "tokenizer_path": str(_DEMO / "target")}
+    args["router"]["model_name"] = DEMO_NAME
     return config
 
 
 def substituted_job(job: PodTemplate, fetch_s: float) -> PodTemplate:
-    """Return the Job's pod, which takes `fetch_s` seconds to bring the models (`fetch`)."""
+    """Return the Job's pod: each model takes half of `fetch_s`, then is the demo's (`fetch`).
+
+    A demo model lies where the hub's client looks for the name and commit of the manifests. So the
+    paths of the config stay as they are.
+    """
     spec = copy.deepcopy(job.spec)
     [container] = spec["containers"]
     [script] = container["args"]
-    lines = [line for line in script.splitlines() if "models.fetch" not in line]
-    mark = [re.sub(r"^touch", f'sleep {fetch_s}; mkdir -p "$HF_HOME"; touch', one) for one in lines]
-    container["args"] = ["\n".join(mark)]
+    lines = []
+    for line in script.splitlines():
+        name = re.fullmatch(r'python -m models\.fetch "\$(\w+)" --revision "\$(\w+)"', line)
+        lines.append(line if name is None else _placed(name[1], name[2], fetch_s / 2))
+    container["args"] = ["\n".join(lines)]
     return PodTemplate(group=job.group, spec=spec)
+
+
+def _placed(model: str, revision: str, after_s: float) -> str:
+    """Return the words that bring a demo model, target or draft, after a while."""
+    kept = f'"$HF_HOME/hub/models--${{{model}//\\//--}}"'
+    return "; ".join(
+        (
+            f"sleep {after_s:g}",
+            f"mkdir -p {kept}/snapshots {kept}/refs",
+            f'echo -n "${revision}" > {kept}/refs/main',
+            f'cp -r {_DEMO / model.lower()} {kept}/snapshots/"${revision}"',
+        )
+    )
 
 
 def object_store() -> dict[str, str]:

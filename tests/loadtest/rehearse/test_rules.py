@@ -1,0 +1,93 @@
+"""What a rehearsal reads from manifests, and the rules by which it keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.rehearse.kuberay import allows_eviction
+from loadtest.rehearse.manifests import Manifests, num_bytes
+from loadtest.rehearse.substitutions import substituted_config, substituted_job
+from loadtest.report.machine import ROOT
+from tests.k8s.test_manifests import built
+
+ROUTER = {"outrider/role": "router"}
+
+
+def manifests(folder: str) -> Manifests:
+    built(folder)  # skips where kubectl is not installed
+    return Manifests.of(ROOT / "k8s" / folder)
+
+
+def test_pods_are_those_of_the_groups() -> None:
+    pods = {pod.group: pod for pod in manifests("base").pods()}
+    assert list(pods) == ["head", "router", "draft", "target"]
+    assert pods["router"].replicas == 2
+    assert pods["head"].start["num-cpus"] == "0"  # not the container's limit
+    assert pods["target"].start == {
+        "num-cpus": "16",
+        "num-gpus": "4",
+        "memory": str(200 * 2**30),
+    }
+    assert pods["router"].start["memory"] == "12884901888"
+    assert pods["draft"].node_labels == {"outrider/role": "draft"}
+    assert pods["router"].grace_s == 960.0
+    assert [store.group for store in manifests("base").stores] == ["outrider-redis"]
+
+
+def test_one_gpu_has_one_group_beside_the_head() -> None:
+    assert [pod.group for pod in manifests("overlays/one-gpu").pods()] == ["head", "gpu"]
+
+
+def test_a_folder_that_is_none_is_refused_with_the_reason(tmp_path: Path) -> None:
+    built("base")
+    with pytest.raises(RuntimeError, match="kustomization"):
+        Manifests.of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"), [("16Gi", 16 * 2**30), ("64Mi", 64 * 2**20), ("512", 512)]
+)
+def test_quantities_are_bytes(quantity: str, expected: int) -> None:
+    assert num_bytes(quantity) == expected
+
+
+def test_only_device_and_size_of_a_config_are_replaced() -> None:
+    config = manifests("base").serve_config
+    ours = substituted_config(config)
+    [before], [after] = config["applications"], ours["applications"]
+    assert after["deployments"] == before["deployments"]
+    for name in ("target", "draft"):
+        changed = {
+            key
+            for key in {**before["args"][name], **after["args"][name]}
+            if before["args"][name].get(key) != after["args"][name].get(key)
+        }
+        assert changed <= {"device", "dtype", "max_model_len", "kv_cache_tokens", "attention"}
+    assert "outrider-demo" not in str(config), "the given one stays as it is"
+
+
+def test_the_job_takes_its_time_and_leaves_the_marks() -> None:
+    job = manifests("base").job
+    [container] = substituted_job(job, 30.0).spec["containers"]
+    *fetched, marked = container["args"][0].strip().splitlines()
+    assert [line.split(";")[0] for line in fetched] == ["sleep 15", "sleep 15"]
+    assert marked == job.spec["containers"][0]["args"][0].strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_ready", "is_allowed"),
+    [
+        ({"minAvailable": 1}, 2, True),
+        ({"minAvailable": 1}, 1, False),
+        ({"minAvailable": "50%"}, 4, False),
+        ({"maxUnavailable": 1}, 4, False),
+    ],
+)
+def test_budgets_count_as_kubernetes_counts_them(
+    spec: dict[str, object], num_ready: int, is_allowed: bool
+) -> None:
+    budget = {"spec": {**spec, "selector": {"matchLabels": ROUTER}}}
+    assert allows_eviction(budget, ROUTER, num_ready) is is_allowed
+    assert allows_eviction(budget, {"outrider/role": "draft"}, 0) is True
