@@ -50,11 +50,11 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # Lines of Python. A number that must rise has its reason in the changelog; the aims are 30,000,
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
-    "models": 37_500,
-    "router": 8_900,
-    "deployments": 22_800,
+    "models": 37_520,
+    "router": 8_910,
+    "deployments": 22_900,
     "loadtest": 27_400,
-    "tests": 70_100,
+    "tests": 70_150,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

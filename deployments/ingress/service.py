@@ -22,6 +22,7 @@ from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.capture import Capture, CapturingGenerator
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
+from deployments.ingress.quarantine import QuarantiningGenerator
 from deployments.ingress.spans import request_spans
 from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
@@ -124,9 +125,11 @@ class RouterService:
         )
         self.http = HttpService(
             model=self._model(config, tokenizer, created=int(time.time())),
-            generator=self._generator
-            if self._capture is None
-            else CapturingGenerator(self._generator, self._capture),
+            generator=QuarantiningGenerator(
+                self._generator
+                if self._capture is None
+                else CapturingGenerator(self._generator, self._capture)
+            ),
             slot=self._admission.slot,
             sinks=(self.metrics, self.traffic),
             spans=no_spans if self._spans is None else self._spans.of,

@@ -167,7 +167,9 @@ class EngineClient:
             if isinstance(reply, NeedOpen | NeedPrefix):
                 num_corrections += 1
                 if num_corrections > _MAX_CORRECTIONS:
-                    raise LinkLost(f"engine asked {num_corrections} times for session or prefix")
+                    raise LinkLost(
+                        f"engine asked {num_corrections} times for session or prefix", "fault"
+                    )
                 if next_part > 0:
                     return  # the yielded parts are valid; the caller's next message corrects
                 self._correct(lease, reply, committed)
@@ -194,7 +196,7 @@ class EngineClient:
         """Return the lease, with the session open on it and its masks to be had."""
         lease = self._lease
         if lease is None:
-            raise LinkLost("no lease is held")
+            raise LinkLost("no lease is held", "fault")
         endpoint = None
         if self._masks is not None:
             endpoint = await self._masks.admit(lease.grant.asker_key)

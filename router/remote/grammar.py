@@ -139,7 +139,7 @@ class RemoteConstrainer:
             if answer.is_unknown:
                 await self._open_on(lease, peers=sorted(self._admitted))
             await self._replay(lease, generated, _common_len(generated, answer))
-        raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays")
+        raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays", "fault")
 
     async def _replay(
         self, lease: ConstraintLease, generated: TokenSequence, base_len: int
@@ -147,7 +147,7 @@ class RemoteConstrainer:
         tokens = generated.ids[base_len:]
         answer = await self._ask_commit(lease, generated, base_len, tokens)
         if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
-            raise LinkLost("the matcher did not take back the committed tokens")
+            raise LinkLost("the matcher did not take back the committed tokens", "fault")
         return answer.forced
 
     async def _open_on(self, lease: ConstraintLease, peers: list[str]) -> GrammarReady:

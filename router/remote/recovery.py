@@ -6,8 +6,9 @@ that grants a lease and is lost again does not close it. Attempts follow each ot
 window with growing pauses. A first lease has the lease's limit. A session that has lost its replica
 has the fail-over's, because a replacement may have to load a model first.
 
-Refused leases only take time. Lost replicas (`LinkLost`) are counted as well. A request that brings
-down its replica must not be tried on every replica.
+Refused leases only take time. Lost replicas (`LinkLost`) are counted as well, and no answer resets
+the count. A request that brings down its replica, be it in its second round, must not be tried on
+every replica. A lease that the replica ended itself is no lost replica.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.errors import LinkLost, ReplicasLost, Unavailable
 from router.limits import SessionLimits
 
 _T = TypeVar("_T")
 
 
 class Recovery:
-    """Counts losses of one part since its last answer and spaces the attempts to replace it.
+    """Counts all losses of one part and spaces the attempts to replace it.
 
     Args:
         what: the part, as the error names it.
@@ -49,25 +50,30 @@ class Recovery:
             self._missing_since = None
 
     def note_answer(self) -> None:
-        """Note that the part has answered: it is there, and the next loss is the first again."""
+        """Note that the part has answered: it is there, and its next loss opens a new window."""
         self._is_first = False
         self._missing_since = None
-        self._num_losses = 0
         self._backoff.reset()
 
     def note_loss(self, error: Unavailable) -> None:
         """Note that the part was lost after an answer; the window opens at its next use."""
-        self._num_losses += isinstance(error, LinkLost)
+        self._num_losses += isinstance(error, LinkLost) and error.reason != "ended"
 
     async def after(self, error: Unavailable) -> None:
         """Wait until it is time for the next attempt, after one has failed.
 
         Raises:
-            Unavailable: a limit is reached; the message says what was lost, how often, the limit.
+            ReplicasLost: too many were lost. Unavailable: the window is over. The message says what
+                was lost, how often, the limit.
         """
         self.note_loss(error)
+        if self._num_losses >= self._limits.max_losses:
+            raise ReplicasLost(
+                f"{self._what} lost {self._times()}, the limit is {self._limits.max_losses}; "
+                f"the request was with each when it was lost; at last: {error.message}"
+            ) from error
         left_s = self._left_s()
-        if left_s <= 0.0 or self._num_losses >= self._limits.max_losses:
+        if left_s <= 0.0:
             raise Unavailable(self._complaint(error)) from error
         if self._backoff.num_failures > 0:  # the first attempt follows at once
             await asyncio.sleep(min(self._backoff.pause_s, left_s))
@@ -101,12 +107,12 @@ class Recovery:
             self._missing_since = now
         return max(0.0, self._window_s() - (now - self._missing_since))
 
+    def _times(self) -> str:
+        return "once" if self._num_losses == 1 else f"{self._num_losses} times"
+
     def _complaint(self, error: Unavailable) -> str:
-        times = "once" if self._num_losses == 1 else f"{self._num_losses} times in a row"
-        if self._num_losses >= self._limits.max_losses:
-            limit = f"the limit is {self._limits.max_losses}"
-        else:
-            limit = f"no other was there within the limit of {self._window_s():g} s"
+        limit = f"within the limit of {self._window_s():g} s"
         if self._num_losses == 0:
-            return f"no {self._what} within the limit of {self._window_s():g} s: {error.message}"
-        return f"{self._what} lost {times}, {limit}; at last: {error.message}"
+            return f"no {self._what} {limit}: {error.message}"
+        lost = f"{self._what} lost {self._times()}"
+        return f"{lost}, no other was there {limit}; at last: {error.message}"
