@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 37_520,
-    "router": 8_910,
-    "deployments": 22_900,
+    "router": 9_020,
+    "deployments": 22_960,
     "loadtest": 27_400,
-    "tests": 70_150,
+    "tests": 70_210,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

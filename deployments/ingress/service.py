@@ -104,6 +104,7 @@ class RouterService:
         pools = {"target_pool": target, "draft_pools": drafts, "constraint_pool": constraint}
         services = services_of(config, heads=heads, **pools)
         self._drafts, self._heads = drafts, heads
+        self.losses = services.losses
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None

@@ -31,6 +31,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import ConstraintLease, ConstraintPool
 from router.remote.exchange import Patience, await_answer
+from router.remote.losses import PartLosses
 from router.remote.recovery import Recovery
 
 _T = TypeVar("_T")
@@ -70,6 +71,10 @@ class RemoteConstrainer:
         self._admitted: set[str] = set()
         self._seq = 0
         self._lock = asyncio.Lock()  # one question at a time: answers carry no part numbers
+
+    def tell(self, losses: PartLosses) -> None:
+        """Have every loss, and how long a replacement took, noted there."""
+        self._recovery.losses = losses
 
     async def open(self) -> Forced:
         """Lease a replica and compile the grammar there; see `ports.Constrainer.open`.
@@ -200,7 +205,11 @@ class RemoteConstrainer:
             return cast(_T, answer) if is_wanted else None
 
         lease.channel.send(message)
-        return await await_answer(lease.channel, message, take, self._patience)
+        try:
+            return await await_answer(lease.channel, message, take, self._patience)
+        except LinkLost as error:
+            self._recovery.losses.note(lease.grant.replica, error)
+            raise
 
     async def _disconnect(self) -> None:
         if self._lease is not None:

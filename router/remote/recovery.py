@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from models.protocol.errors import LinkLost, ReplicasLost, Unavailable
 from router.limits import SessionLimits
+from router.remote.losses import PartLosses
 
 _T = TypeVar("_T")
 
@@ -29,11 +30,14 @@ class Recovery:
     Args:
         what: the part, as the error names it.
         limits: the windows, the pauses and the number of losses.
+        losses: is told how long replacements took.
     """
 
-    def __init__(self, what: str, limits: SessionLimits) -> None:
+    def __init__(self, what: str, limits: SessionLimits, losses: PartLosses | None = None) -> None:
         self._what = what
         self._limits = limits
+        self.losses = PartLosses() if losses is None else losses
+        self._lost_s: float | None = None  # when the replica was lost for which there is no other
         self._is_first = True
         self._missing_since: float | None = None
         self._num_losses = 0
@@ -54,10 +58,16 @@ class Recovery:
         self._is_first = False
         self._missing_since = None
         self._backoff.reset()
+        if self._lost_s is not None:
+            self.losses.note_replaced(asyncio.get_running_loop().time() - self._lost_s)
+            self._lost_s = None
 
     def note_loss(self, error: Unavailable) -> None:
         """Note that the part was lost after an answer; the window opens at its next use."""
-        self._num_losses += isinstance(error, LinkLost) and error.reason != "ended"
+        if isinstance(error, LinkLost):
+            self._num_losses += error.reason != "ended"
+            if self._lost_s is None:
+                self._lost_s = asyncio.get_running_loop().time()
 
     async def after(self, error: Unavailable) -> None:
         """Wait until it is time for the next attempt, after one has failed.

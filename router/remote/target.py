@@ -34,7 +34,7 @@ class RemoteVerifier:
         self._session = session
         self._inspects = inspects
         self._own_length = own_length
-        self._recovery = Recovery("target", limits)
+        self._recovery = Recovery("target", limits, session.losses)
 
     async def verify(
         self,
