@@ -57,11 +57,13 @@ class QuarantiningGenerator:
     def _check(self, fingerprint: bytes) -> None:
         left_s = self._ends_s.get(fingerprint, 0.0) - self._clock()
         if left_s > 0.0:
-            raise ReplicasLost(
+            refusal = ReplicasLost(
                 "this request was with too many replicas when they were lost; this router refuses "
                 f"it for another {left_s:.0f} s",
                 code="quarantined",
             )
+            refusal.retry_after_s = left_s
+            raise refusal
 
     def _keep(self, fingerprint: bytes, session_id: str) -> None:
         now_s = self._clock()

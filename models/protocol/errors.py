@@ -101,9 +101,13 @@ class DeadlineExceeded(ServingError):
 
 
 class Unavailable(ServingError):
-    """A needed part cannot be reached, after the bounded number of attempts."""
+    """A needed part cannot be reached, after the bounded number of attempts.
+
+    `retry_after_s`: seconds after which a new attempt is sensible.
+    """
 
     code = "unavailable"
+    retry_after_s = 1.0
 
 
 class LinkLost(Unavailable):

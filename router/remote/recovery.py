@@ -58,6 +58,7 @@ class Recovery:
         self._is_first = False
         self._missing_since = None
         self._backoff.reset()
+        self.losses.note_answer()
         if self._lost_s is not None:
             self.losses.note_replaced(asyncio.get_running_loop().time() - self._lost_s)
             self._lost_s = None
@@ -78,13 +79,15 @@ class Recovery:
         """
         self.note_loss(error)
         if self._num_losses >= self._limits.max_losses:
-            raise ReplicasLost(
-                f"{self._what} lost {self._times()}, the limit is {self._limits.max_losses}; "
-                f"the request was with each when it was lost; at last: {error.message}"
+            raise self._told(
+                ReplicasLost(
+                    f"{self._what} lost {self._times()}, the limit is {self._limits.max_losses}; "
+                    f"the request was with each when it was lost; at last: {error.message}"
+                )
             ) from error
         left_s = self._left_s()
         if left_s <= 0.0:
-            raise Unavailable(self._complaint(error)) from error
+            raise self._told(Unavailable(self._complaint(error))) from error
         if self._backoff.num_failures > 0:  # the first attempt follows at once
             await asyncio.sleep(min(self._backoff.pause_s, left_s))
         self._backoff.note_failure()
@@ -116,6 +119,10 @@ class Recovery:
         if self._missing_since is None:
             self._missing_since = now
         return max(0.0, self._window_s() - (now - self._missing_since))
+
+    def _told(self, error: Unavailable) -> Unavailable:
+        error.retry_after_s = self.losses.retry_after_s()
+        return error
 
     def _times(self) -> str:
         return "once" if self._num_losses == 1 else f"{self._num_losses} times"

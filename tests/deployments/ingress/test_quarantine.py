@@ -57,6 +57,7 @@ async def test_the_same_request_is_refused_until_its_time_is_over() -> None:
     assert dying.num_asked == 1, "a refused request reaches no target"
     answer = answer_error(refused.value, "r")
     assert (answer.status, answer.body.error.code) == (503, "quarantined")
+    assert answer.headers["retry-after"] == "90"
     for other in (asking(1, 2), asking(1, 2, 3, grammar="a+")):
         assert await ask(generator, other) == 1
     now_s += QUARANTINE_S / 2
