@@ -21,7 +21,7 @@ _ROUNDING = 1e-9  # rounding error of decimal fractions whose sum is 1 on paper
 
 
 class SessionLimits(Section):
-    """Limits of every wait of a session, and of losses in a row."""
+    """Limits of every wait of a session, and of its losses."""
 
     queue_wait_s: PositiveFloat = Field(
         default=10.0,
@@ -47,7 +47,9 @@ class SessionLimits(Section):
         "is lost; then it ends with an error",
     )
     max_losses: PositiveInt = Field(
-        default=6, description="replicas lost in a row without any answer between; then it ends"
+        default=3,
+        description="targets, or constraint replicas, that one request may lose in all; then it "
+        "ends, and the router refuses the same request for 3 minutes",
     )
     draft_ms: PositiveFloat = Field(
         default=500.0,

@@ -16,6 +16,7 @@ from router.planning.acceptance import AcceptancePool
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
 from router.ports import ConstraintPool, EnginePool, TaskClass
+from router.remote.losses import Losses
 from router.rollout_places import RolloutPlaces
 
 
@@ -35,6 +36,7 @@ class Services:
     heads: TargetHeads | None = None  # that the target has been given
     live: LiveSessions = field(default_factory=LiveSessions)
     rollouts: RolloutPlaces = field(default_factory=RolloutPlaces)
+    losses: Losses = field(default_factory=Losses)
     choice: DraftChoice = field(init=False)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
 

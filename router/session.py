@@ -235,7 +235,7 @@ class _Builder:
             return None
         if services.constraint_pool is None:
             raise UnsupportedGrammar("this deployment has no constraint service")
-        return RemoteConstrainer(
+        constrainer = RemoteConstrainer(
             services.constraint_pool,
             request.request_id,
             request.grammar,
@@ -243,6 +243,8 @@ class _Builder:
             services.limits,
             self._max_forced(),
         )
+        constrainer.tell(services.losses.constraint)
+        return constrainer
 
     def _max_forced(self) -> int:
         """Forced tokens that a draft of the session has room for."""
@@ -362,7 +364,9 @@ class _Builder:
             cache_salt=self._request.cache_salt,
             max_len=max_len,
         )
-        return EngineClient(pool, template, self._services.limits, self._constrainer)
+        services = self._services
+        losses = services.losses.of(is_target=pool is services.target_pool)
+        return EngineClient(pool, template, services.limits, self._constrainer, losses)
 
     def _planner(self) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import ray
-from ray import serve
 from ray.serve.schema import ReplicaRank
 
 from deployments.config.live_limits import refuse_any, take_user_config
@@ -33,7 +32,7 @@ from deployments.link.server import LOOPBACK, AsyncLinkServer, Peer
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.page import Page
+from deployments.serve.page import Page, replica_name
 from models.checkpoint.small_files import read_vocab_size
 from models.fetch.hub import bring
 from models.protocol.grammars import GrammarCheck
@@ -87,7 +86,7 @@ class ConstraintReplica:
             ConstraintRequest, self._on_messages, host=host, high_water_mark=link.high_water_mark
         )
         self._server.start()
-        self._grant = LeaseGrant(endpoint=self._server.endpoint)
+        self._grant = LeaseGrant(endpoint=self._server.endpoint, replica=replica_name())
         self._sweeping = asyncio.create_task(self._sweep(), name="sweep-leases")
         self._metering = asyncio.create_task(self._meter(), name="meter")
         logger.info(
@@ -135,7 +134,7 @@ class ConstraintReplica:
 
     async def metrics_page(self) -> Page:
         """Return the replica's id and its instruments, for the page of a router."""
-        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
+        return replica_name(), self._meters.text()
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""

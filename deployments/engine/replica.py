@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ray import serve
+from msgspec.structs import replace
 from ray.exceptions import RayError
 from ray.serve.schema import ReplicaRank
 
@@ -44,7 +44,7 @@ from deployments.serve.errors import first_line
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.page import Page
+from deployments.serve.page import Page, replica_name
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
 from models.protocol.messages import LeaseGrant, LeaseRequest
@@ -99,7 +99,7 @@ class EngineReplica:
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 key = await asyncio.shield(admission)
-            yield model.grant
+            yield replace(model.grant, replica=replica_name())
             await model.ended(key)
         finally:
             # Also when the lease was cancelled before the leader had answered.
@@ -144,7 +144,7 @@ class EngineReplica:
 
     async def metrics_page(self) -> Page:
         """Return the replica's id and its instruments, for the page of a router."""
-        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
+        return replica_name(), self._meters.text()
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""

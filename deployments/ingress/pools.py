@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from deployments.link.client import LinkChannel, LinkClient
 from deployments.serve.errors import CALL_ERRORS, first_line
 from models.backoff import Backoff
-from models.protocol.errors import Unavailable
+from models.protocol.errors import LossReason, Unavailable
 from models.protocol.messages import ConstraintReply, EngineReply, LeaseGrant, LeaseRequest
 from router.ports import ConstraintPool, EnginePool
 
@@ -59,17 +59,17 @@ class ServeLease(Generic[Request, Reply]):
         await asyncio.wait([self._watch], timeout=_RELEASE_S)
 
     async def _watch_end(self) -> None:
-        reason = "the replica ended the lease"
+        message, reason = "the lease's stream failed", cast("LossReason", "gone")
         try:
             await anext(self._stream)
         except StopAsyncIteration:
-            pass
+            message, reason = "the replica ended the lease", "ended"
         except CALL_ERRORS as error:
-            reason = f"the replica is gone: {first_line(error)}"
+            message = f"the replica is gone: {first_line(error)}"
         finally:  # whatever ended the stream: the session must not go on waiting for this channel
             if not self._is_released:
-                logger.warning("lease lost: %s", reason, extra={"session_id": self._session_id})
-            self.channel.mark_lost(reason)
+                logger.warning("lease lost: %s", message, extra={"session_id": self._session_id})
+            self.channel.mark_lost(message, reason)
 
 
 class ServePool(Generic[Request, Reply]):

@@ -26,9 +26,10 @@ from deployments.config.schema import LinkConfig, RouterConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.ingress.service import MetricsElsewhere, RouterService
 from deployments.link.client import LinkClient
+from deployments.serve.avoided import avoided
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.page import Page, ReplicaPages
+from deployments.serve.page import Page, ReplicaPages, replica_name
 from deployments.serve.private import root_url
 from models.fetch.hub import bring
 from models.heads.config import TargetHeads
@@ -77,6 +78,7 @@ class Router:
             heads=heads,
             elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),
         )
+        self._service.losses.on_lost = avoided.add
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._announce()),
@@ -114,7 +116,7 @@ class Router:
     async def metrics_page(self) -> Page:
         """Return the replica's id and its instruments, for the page of the monitor."""
         text = self._service.http.metrics()
-        return serve.get_replica_context().replica_id.unique_id, text
+        return replica_name(), text
 
     async def health_status(self) -> HealthStatus:
         """Return this replica's answer to GET /health, for the monitor."""

@@ -24,6 +24,7 @@ from deployments.ingress.capture import Capture, CapturingGenerator
 from deployments.ingress.charges import Charges
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
+from deployments.ingress.quarantine import QuarantiningGenerator
 from deployments.ingress.spans import request_spans
 from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
@@ -105,6 +106,7 @@ class RouterService:
         pools = {"target_pool": target, "draft_pools": drafts, "constraint_pool": constraint}
         services = services_of(config, heads=heads, **pools)
         self._drafts, self._heads = drafts, heads
+        self.losses = services.losses
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
@@ -127,9 +129,11 @@ class RouterService:
         self._charges = Charges(meters)
         self.http = HttpService(
             model=self._model(config, tokenizer, created=int(time.time())),
-            generator=self._generator
-            if self._capture is None
-            else CapturingGenerator(self._generator, self._capture),
+            generator=QuarantiningGenerator(
+                self._generator
+                if self._capture is None
+                else CapturingGenerator(self._generator, self._capture)
+            ),
             slot=self._admission.slot,
             sinks=(self.metrics, self.traffic),
             spans=no_spans if self._spans is None else self._spans.of,

@@ -26,7 +26,7 @@ from deployments.link.frames import (
     configure_client,
 )
 from deployments.link.mailbox import Mailbox
-from models.protocol.errors import Unavailable
+from models.protocol.errors import LossReason, Unavailable
 from models.protocol.messages import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ class LinkChannel(Generic[Request, Reply]):
         """See `router.ports.Channel.receive`."""
         return await self.mailbox.get()
 
-    def mark_lost(self, reason: str) -> None:
+    def mark_lost(self, message: str, reason: LossReason = "gone") -> None:
         """Make `receive` raise `LinkLost`, at once. Idempotent."""
-        self.mailbox.mark_lost(reason)
+        self.mailbox.mark_lost(message, reason)
 
     def close(self) -> None:
         """Receive no more. Messages sent before still go out. Idempotent."""
@@ -125,7 +125,7 @@ class _Connection:
         self._watching.cancel()
         self._close_sockets()
         for channel in list(self._channels.values()):
-            channel.mark_lost(reason)
+            channel.mark_lost(reason, "silent")
         self._channels.clear()
 
     def _close_sockets(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
-from models.protocol.errors import LinkLost
+from models.protocol.errors import LinkLost, LossReason
 
 Reply = TypeVar("Reply")
 
@@ -23,17 +23,17 @@ class Mailbox(Generic[Reply]):
     def __init__(self, max_unread: int = _MAX_UNREAD_REPLIES) -> None:
         self._replies: deque[Reply] = deque(maxlen=max_unread)
         self._waiter: asyncio.Future[None] | None = None
-        self._lost: str | None = None
+        self._lost: tuple[str, LossReason] | None = None
 
     def put(self, reply: Reply) -> None:
         """Add a reply; drops the oldest one when full."""
         self._replies.append(reply)
         self._wake()
 
-    def mark_lost(self, reason: str) -> None:
+    def mark_lost(self, message: str, reason: LossReason = "gone") -> None:
         """Make `get` raise `LinkLost` from now on. Idempotent."""
         if self._lost is None:
-            self._lost = reason
+            self._lost = message, reason
         self._wake()
 
     async def get(self) -> Reply:
@@ -44,7 +44,7 @@ class Mailbox(Generic[Reply]):
         """
         while True:
             if self._lost is not None:
-                raise LinkLost(self._lost)
+                raise LinkLost(*self._lost)
             if self._replies:
                 return self._replies.popleft()
             self._waiter = asyncio.get_running_loop().create_future()

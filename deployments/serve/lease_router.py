@@ -5,7 +5,8 @@ whose process is stopped does neither, and it goes on being chosen. Serve keeps 
 length that it knows. The replica looks emptier than all others as its sessions are lost one by one.
 Here a choice that has not answered within `ANSWER_LIMIT_S` counts as unavailable. Serve then
 forgets its queue length, so it is no choice until it answers a probe. Serve chooses again for the
-same request, which keeps its place in the queue.
+same request, which keeps its place in the queue. A replica that this process avoids (`avoided`) is
+chosen only where there is no other.
 
 Ray calls this in the process that holds the handle, in one event loop. The interface is
 Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.
@@ -14,11 +15,13 @@ Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 from ray.serve.request_router import PendingRequest, RunningReplica
 
+from deployments.serve.avoided import avoided
 from deployments.serve.private import power_of_two_choices
 
 # Accepting takes milliseconds, on an overloaded laptop tenths; a longer wait would cost each
@@ -56,3 +59,17 @@ class LeaseRouter(_PowerOfTwoChoices):
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
         """See `RequestRouter.create_replica_wrapper`."""
         return LeaseReplica(replica_info)
+
+    def apply_locality_routing(self, pending_request: PendingRequest | None = None) -> Any:
+        """See `LocalityMixin.apply_locality_routing`; without avoided replicas, while others are
+        there."""
+        nearest = super().apply_locality_routing(pending_request)
+        names = avoided.names()
+        if not names:
+            return nearest
+        everywhere = super().apply_locality_routing()
+        return _without(names, nearest) or _without(names, everywhere) or nearest
+
+
+def _without(names: Collection[str], replica_ids: Iterable[Any]) -> set[Any]:
+    return {one for one in replica_ids if one.unique_id not in names}

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from ray import serve
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.serve.errors import CALL_ERRORS
@@ -26,6 +28,14 @@ logger = logging.getLogger("ray.serve")
 _TIMEOUT_S = 2.0
 
 Page = tuple[str, bytes]  # a replica's id, its own metrics in Prometheus' text format
+
+
+def replica_name() -> str:
+    """Return the name of this replica, as in the label `replica` of its metrics; "" outside one."""
+    try:
+        return serve.get_replica_context().replica_id.unique_id
+    except RayServeException:
+        return ""
 
 
 class ReplicaPages:

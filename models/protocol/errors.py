@@ -9,6 +9,7 @@
     |-- DeadlineExceeded        a wait reached its limit
     |-- Unavailable             a part of the service cannot be reached now
     |   |-- LinkLost            the process at the other end of a link is gone
+    |   |-- ReplicasLost        the request was with too many replicas when they were lost
     |   `-- MaskUnavailable     the target got no masks for a constrained session
     |-- ConstraintViolation     a token outside the grammar was about to be sent
     `-- InternalError           a fault of the server
@@ -17,6 +18,12 @@ HTTP status codes are chosen in `deployments/api/schemas/requests.py`, nowhere e
 """
 
 from __future__ import annotations
+
+from typing import Literal
+
+# The process is gone; it ended the lease itself; its link is silent; it did not answer in time;
+# it answered what makes no sense.
+LossReason = Literal["gone", "ended", "silent", "no_answer", "fault"]
 
 
 class ServingError(Exception):
@@ -94,15 +101,29 @@ class DeadlineExceeded(ServingError):
 
 
 class Unavailable(ServingError):
-    """A needed part cannot be reached, after the bounded number of attempts."""
+    """A needed part cannot be reached, after the bounded number of attempts.
+
+    `retry_after_s`: seconds after which a new attempt is sensible.
+    """
 
     code = "unavailable"
+    retry_after_s = 1.0
 
 
 class LinkLost(Unavailable):
     """The process at the other end of a link is gone, or its lease ended."""
 
     code = "link_lost"
+
+    def __init__(self, message: str, reason: LossReason = "gone") -> None:
+        super().__init__(message)
+        self.reason: LossReason = reason
+
+
+class ReplicasLost(Unavailable):
+    """The request was with as many replicas as it may lose; it may be what brings them down."""
+
+    code = "replicas_lost"
 
 
 class MaskUnavailable(Unavailable):

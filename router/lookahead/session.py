@@ -210,7 +210,7 @@ def _masks(
     """
     if request.grammar is None or services.constraint_pool is None:
         return None
-    return RemoteConstrainer(
+    constrainer = RemoteConstrainer(
         services.constraint_pool,
         request.request_id,
         request.grammar,
@@ -218,6 +218,8 @@ def _masks(
         services.limits,
         MAX_DRAFT_TOKENS if services.speculation.forced_text else 0,
     )
+    constrainer.tell(services.losses.constraint)
+    return constrainer
 
 
 def _is_mask_loss(error: Exception) -> bool:
@@ -279,4 +281,5 @@ def _client(
         max_len=num_prompt + request.max_tokens if is_target else 0,
         matcher=request.request_id,
     )
-    return EngineClient(pool, template, services.limits, masks)
+    losses = services.losses.of(is_target=is_target)
+    return EngineClient(pool, template, services.limits, masks, losses)

@@ -243,7 +243,7 @@ class RemoteDrafter:
                 else:
                     self._starved.reset()
                 return reply
-        raise LinkLost("draft engine answered a proposal with something else")
+        raise LinkLost("draft engine answered a proposal with something else", "fault")
 
     def _agreed_len(self, committed: TokenSequence) -> int:
         """Committed tokens whose KV the draft model has: it wrote none for its last token."""

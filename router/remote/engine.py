@@ -33,6 +33,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
 from router.remote.exchange import Patience, await_answer
+from router.remote.losses import PartLosses
 
 _News = Proposal | Verdict | Chosen | NeedPrefix | NeedOpen | Failed
 
@@ -80,6 +81,7 @@ class EngineClient:
         opening: OpenTemplate,
         limits: SessionLimits,
         masks: MaskAccess | None = None,
+        losses: PartLosses | None = None,
     ) -> None:
         self._pool = pool
         self._opening = opening
@@ -87,6 +89,8 @@ class EngineClient:
         self._first_patience = Patience(limits.first_token_s, resend_s, queue_s)
         self._patience = Patience(limits.token_gap_s, resend_s, queue_s)
         self._masks = masks
+        self.losses = PartLosses() if losses is None else losses
+        self.replica_name = ""  # of the replica that holds the lease, or held the last one
         self._lease: EngineLease | None = None
         self._opened_for: Endpoint | None = None
         self._is_open = False
@@ -124,6 +128,7 @@ class EngineClient:
         """
         if self._lease is None:
             self._lease = await self._pool.lease(self._opening.session_id, timeout_s=timeout_s)
+            self.replica_name = self._lease.grant.replica
             self._is_open = False
             self._has_answered = False
             _check_room(self._opening, self._lease.grant.kv_cache_tokens)
@@ -167,7 +172,9 @@ class EngineClient:
             if isinstance(reply, NeedOpen | NeedPrefix):
                 num_corrections += 1
                 if num_corrections > _MAX_CORRECTIONS:
-                    raise LinkLost(f"engine asked {num_corrections} times for session or prefix")
+                    raise LinkLost(
+                        f"engine asked {num_corrections} times for session or prefix", "fault"
+                    )
                 if next_part > 0:
                     return  # the yielded parts are valid; the caller's next message corrects
                 self._correct(lease, reply, committed)
@@ -194,7 +201,7 @@ class EngineClient:
         """Return the lease, with the session open on it and its masks to be had."""
         lease = self._lease
         if lease is None:
-            raise LinkLost("no lease is held")
+            raise LinkLost("no lease is held", "fault")
         endpoint = None
         if self._masks is not None:
             endpoint = await self._masks.admit(lease.grant.asker_key)
@@ -204,13 +211,17 @@ class EngineClient:
 
     async def _receive(self, lease: EngineLease, message: EngineQuestion, next_part: int) -> _News:
         """Wait for the next news about `message`."""
-        return await await_answer(
-            lease.channel,
-            message,
-            partial(_news, message.seq, next_part),
-            self._patience if self._has_answered else self._first_patience,
-            progress=partial(_progress, message.seq),
-        )
+        try:
+            return await await_answer(
+                lease.channel,
+                message,
+                partial(_news, message.seq, next_part),
+                self._patience if self._has_answered else self._first_patience,
+                progress=partial(_progress, message.seq),
+            )
+        except LinkLost as error:
+            self.losses.note(self.replica_name, error)
+            raise
 
     def _build(
         self, lease: EngineLease, committed: TokenSequence, build: BuildMessage

@@ -85,7 +85,7 @@ async def await_answer(
         except TimeoutError:
             waited_s += interval_s
             if waited_s >= limit_s:
-                raise LinkLost(f"no answer within {limit_s:g} s") from None
+                raise LinkLost(f"no answer within {limit_s:g} s", "no_answer") from None
             channel.send(message)
 
 

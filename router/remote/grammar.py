@@ -31,6 +31,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import ConstraintLease, ConstraintPool
 from router.remote.exchange import Patience, await_answer
+from router.remote.losses import PartLosses
 from router.remote.recovery import Recovery
 
 _T = TypeVar("_T")
@@ -70,6 +71,10 @@ class RemoteConstrainer:
         self._admitted: set[str] = set()
         self._seq = 0
         self._lock = asyncio.Lock()  # one question at a time: answers carry no part numbers
+
+    def tell(self, losses: PartLosses) -> None:
+        """Have every loss, and how long a replacement took, noted there."""
+        self._recovery.losses = losses
 
     async def open(self) -> Forced:
         """Lease a replica and compile the grammar there; see `ports.Constrainer.open`.
@@ -139,7 +144,7 @@ class RemoteConstrainer:
             if answer.is_unknown:
                 await self._open_on(lease, peers=sorted(self._admitted))
             await self._replay(lease, generated, _common_len(generated, answer))
-        raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays")
+        raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays", "fault")
 
     async def _replay(
         self, lease: ConstraintLease, generated: TokenSequence, base_len: int
@@ -147,7 +152,7 @@ class RemoteConstrainer:
         tokens = generated.ids[base_len:]
         answer = await self._ask_commit(lease, generated, base_len, tokens)
         if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
-            raise LinkLost("the matcher did not take back the committed tokens")
+            raise LinkLost("the matcher did not take back the committed tokens", "fault")
         return answer.forced
 
     async def _open_on(self, lease: ConstraintLease, peers: list[str]) -> GrammarReady:
@@ -200,7 +205,11 @@ class RemoteConstrainer:
             return cast(_T, answer) if is_wanted else None
 
         lease.channel.send(message)
-        return await await_answer(lease.channel, message, take, self._patience)
+        try:
+            return await await_answer(lease.channel, message, take, self._patience)
+        except LinkLost as error:
+            self._recovery.losses.note(lease.grant.replica, error)
+            raise
 
     async def _disconnect(self) -> None:
         if self._lease is not None:

@@ -6,8 +6,9 @@ that grants a lease and is lost again does not close it. Attempts follow each ot
 window with growing pauses. A first lease has the lease's limit. A session that has lost its replica
 has the fail-over's, because a replacement may have to load a model first.
 
-Refused leases only take time. Lost replicas (`LinkLost`) are counted as well. A request that brings
-down its replica must not be tried on every replica.
+Refused leases only take time. Lost replicas (`LinkLost`) are counted as well, and no answer resets
+the count. A request that brings down its replica, be it in its second round, must not be tried on
+every replica. A lease that the replica ended itself is no lost replica.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.errors import LinkLost, ReplicasLost, Unavailable
 from router.limits import SessionLimits
+from router.remote.losses import PartLosses
 
 _T = TypeVar("_T")
 
 
 class Recovery:
-    """Counts losses of one part since its last answer and spaces the attempts to replace it.
+    """Counts all losses of one part and spaces the attempts to replace it.
 
     Args:
         what: the part, as the error names it.
         limits: the windows, the pauses and the number of losses.
+        losses: is told how long replacements took.
     """
 
-    def __init__(self, what: str, limits: SessionLimits) -> None:
+    def __init__(self, what: str, limits: SessionLimits, losses: PartLosses | None = None) -> None:
         self._what = what
         self._limits = limits
+        self.losses = PartLosses() if losses is None else losses
+        self._lost_s: float | None = None  # when the replica was lost for which there is no other
         self._is_first = True
         self._missing_since: float | None = None
         self._num_losses = 0
@@ -49,26 +54,40 @@ class Recovery:
             self._missing_since = None
 
     def note_answer(self) -> None:
-        """Note that the part has answered: it is there, and the next loss is the first again."""
+        """Note that the part has answered: it is there, and its next loss opens a new window."""
         self._is_first = False
         self._missing_since = None
-        self._num_losses = 0
         self._backoff.reset()
+        self.losses.note_answer()
+        if self._lost_s is not None:
+            self.losses.note_replaced(asyncio.get_running_loop().time() - self._lost_s)
+            self._lost_s = None
 
     def note_loss(self, error: Unavailable) -> None:
         """Note that the part was lost after an answer; the window opens at its next use."""
-        self._num_losses += isinstance(error, LinkLost)
+        if isinstance(error, LinkLost):
+            self._num_losses += error.reason != "ended"
+            if self._lost_s is None:
+                self._lost_s = asyncio.get_running_loop().time()
 
     async def after(self, error: Unavailable) -> None:
         """Wait until it is time for the next attempt, after one has failed.
 
         Raises:
-            Unavailable: a limit is reached; the message says what was lost, how often, the limit.
+            ReplicasLost: too many were lost. Unavailable: the window is over. The message says what
+                was lost, how often, the limit.
         """
         self.note_loss(error)
+        if self._num_losses >= self._limits.max_losses:
+            raise self._told(
+                ReplicasLost(
+                    f"{self._what} lost {self._times()}, the limit is {self._limits.max_losses}; "
+                    f"the request was with each when it was lost; at last: {error.message}"
+                )
+            ) from error
         left_s = self._left_s()
-        if left_s <= 0.0 or self._num_losses >= self._limits.max_losses:
-            raise Unavailable(self._complaint(error)) from error
+        if left_s <= 0.0:
+            raise self._told(Unavailable(self._complaint(error))) from error
         if self._backoff.num_failures > 0:  # the first attempt follows at once
             await asyncio.sleep(min(self._backoff.pause_s, left_s))
         self._backoff.note_failure()
@@ -101,12 +120,16 @@ class Recovery:
             self._missing_since = now
         return max(0.0, self._window_s() - (now - self._missing_since))
 
+    def _told(self, error: Unavailable) -> Unavailable:
+        error.retry_after_s = self.losses.retry_after_s()
+        return error
+
+    def _times(self) -> str:
+        return "once" if self._num_losses == 1 else f"{self._num_losses} times"
+
     def _complaint(self, error: Unavailable) -> str:
-        times = "once" if self._num_losses == 1 else f"{self._num_losses} times in a row"
-        if self._num_losses >= self._limits.max_losses:
-            limit = f"the limit is {self._limits.max_losses}"
-        else:
-            limit = f"no other was there within the limit of {self._window_s():g} s"
+        limit = f"within the limit of {self._window_s():g} s"
         if self._num_losses == 0:
-            return f"no {self._what} within the limit of {self._window_s():g} s: {error.message}"
-        return f"{self._what} lost {times}, {limit}; at last: {error.message}"
+            return f"no {self._what} {limit}: {error.message}"
+        lost = f"{self._what} lost {self._times()}"
+        return f"{lost}, no other was there {limit}; at last: {error.message}"

@@ -34,7 +34,7 @@ class RemoteVerifier:
         self._session = session
         self._inspects = inspects
         self._own_length = own_length
-        self._recovery = Recovery("target", limits)
+        self._recovery = Recovery("target", limits, session.losses)
 
     async def verify(
         self,
@@ -84,7 +84,7 @@ class RemoteVerifier:
                 async with aclosing(self._session.exchange(committed, build)) as replies:
                     reply = await anext(replies)
                 if not isinstance(reply, Chosen):
-                    raise LinkLost(f"target answered a choose with {type(reply).__name__}")
+                    raise LinkLost(f"target answered a choose with {type(reply).__name__}", "fault")
             except LinkLost as error:
                 await self._session.disconnect()
                 await self._recovery.after(error)
@@ -112,5 +112,5 @@ class RemoteVerifier:
 
 def _verdict(reply: Proposal | Verdict | Chosen) -> Verdict:
     if not isinstance(reply, Verdict):
-        raise LinkLost(f"target answered a verify with {type(reply).__name__}")
+        raise LinkLost(f"target answered a verify with {type(reply).__name__}", "fault")
     return reply

@@ -102,6 +102,7 @@ class FaultyLease:
         self.grant = LeaseGrant(
             endpoint=Endpoint(address=pool.name, public_key="", epoch=pool.process.epoch),
             asker_key=f"{pool.name}-{pool.process.epoch}",
+            replica=f"{pool.name}-{pool.process.epoch}",
         )
 
     async def release(self) -> None:

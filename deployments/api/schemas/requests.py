@@ -364,10 +364,8 @@ def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
     if isinstance(error, RouteError):
         status = error.status
     headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | Unavailable):
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    elif isinstance(error, Unavailable):
-        headers["retry-after"] = "1"
     elif isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     elif isinstance(error, UnsupportedEncoding):

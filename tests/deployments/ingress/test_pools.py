@@ -158,12 +158,16 @@ async def test_no_lease_within_the_limit(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [RayError("killed"), StopAsyncIteration(), RuntimeError("unheard of")],
+    ("error", "reason"),
+    [
+        (RayError("killed"), "gone"),
+        (StopAsyncIteration(), "ended"),
+        (RuntimeError("unheard of"), "gone"),
+    ],
     ids=["dead", "ended", "unexpected"],
 )
 async def test_end_of_the_stream_loses_the_channel_at_once(
-    links: LinkClient, server: LinkServer[EngineRequest], error: Exception
+    links: LinkClient, server: LinkServer[EngineRequest], error: Exception, reason: str
 ) -> None:
     engines, handle = pool(links, [LeaseGrant(endpoint=server.endpoint)])
     lost = await engines.lease("a", timeout_s=WAIT_S)
@@ -171,9 +175,10 @@ async def test_end_of_the_stream_loses_the_channel_at_once(
     waiting = asyncio.create_task(lost.channel.receive())
     await asyncio.sleep(0)
     handle.streams[0].end(error)
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost) as caught:
         async with asyncio.timeout(WAIT_S):
             await waiting
+    assert caught.value.reason == reason
     still_waiting = asyncio.create_task(other.channel.receive())
     await asyncio.sleep(0)
     assert not still_waiting.done(), "a lease that still holds was lost with another"

@@ -302,6 +302,10 @@ def test_every_error_has_its_status(error, status, kind):
 def test_retry_after_is_whole_seconds_and_at_least_one():
     assert answer_error(Overloaded("m", retry_after_s=0.2), "r").headers["retry-after"] == "1"
     assert answer_error(Overloaded("m", retry_after_s=7), "r").headers["retry-after"] == "7"
+    gone = Unavailable("m")
+    assert answer_error(gone, "r").headers["retry-after"] == "1"
+    gone.retry_after_s = 41.6
+    assert answer_error(gone, "r").headers["retry-after"] == "42"
 
 
 def test_our_own_faults_say_only_the_request_id():

@@ -1,0 +1,74 @@
+"""What a router notes of its sessions' losses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from models.protocol.errors import LinkLost
+from models.protocol.messages import Sampling
+from models.protocol.token_sequence import TokenSequence
+from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.losses import Losses, PartLosses
+from router.remote.target import RemoteVerifier
+from tests.fakes.recovery import Fault, Faults, FaultyPool
+from tests.fakes.router import ScriptedEngine
+from tests.router.remote.test_recovery import LIMITS, PROMPT
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("crash", "gone"), ("stop", "no_answer")])
+async def test_a_lost_target_is_told_and_its_replacement_noted(kind: Fault, reason: str) -> None:
+    losses, told = Losses(), list[str]()
+    losses.on_lost = told.append
+    pool = FaultyPool("target", ScriptedEngine, Faults(), num_refusals=0)
+    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+    client = EngineClient(pool, opening, LIMITS, losses=losses.target)
+    session, committed = RemoteVerifier(client, LIMITS), TokenSequence(PROMPT)
+    for number in range(3):
+        if number == 1:
+            pool.fail(kind)
+        async for verdict in session.verify(committed, [], 0):
+            committed.extend([verdict.token])
+    assert told == ["target-1"]
+    target = losses.by_part()["target"]
+    assert target.num_lost == {reason: 1}
+    assert target.num_replaced == 1
+    [pause_s] = target.new_pauses
+    assert 0.0 <= pause_s < 5.0
+    assert client.replica_name == "target-2"
+
+
+def test_a_replica_that_ends_a_lease_is_not_avoided() -> None:
+    losses, told = Losses(), list[str]()
+    losses.on_lost = told.append
+    losses.of(is_target=False).note("a", LinkLost("idle", "ended"))
+    losses.constraint.note("b", LinkLost("silent", "silent"))
+    assert told == ["b"]
+    assert losses.draft.num_lost == {"ended": 1}
+
+
+def test_clients_are_told_when_a_lost_part_is_usually_back() -> None:
+    now_s = 100.0
+    losses = PartLosses(clock=lambda: now_s, chance=lambda: 0.5)
+    assert losses.retry_after_s() == 1.0  # nothing is known
+    now_s += 8.0
+    assert losses.retry_after_s() == 8.0, "an unknown wait may last as long again"
+    now_s += 12.0
+    losses.note_answer()  # after 20 s
+    now_s += 500.0
+    losses.note("a", LinkLost("crashed"))
+    now_s += 5.0
+    losses.note("b", LinkLost("crashed"))
+    assert losses.retry_after_s() == 15.0
+    now_s += 195.0
+    assert losses.retry_after_s() == 60.0, "nobody is sent away for longer"
+
+
+def test_clients_that_are_sent_away_together_come_back_apart() -> None:
+    chance = random.Random(3).random
+    losses = PartLosses(clock=iter([0.0, *[20.0] * 100]).__next__, chance=chance)
+    losses.note("a", LinkLost("crashed"))
+    told_s = [losses.retry_after_s() for _ in range(100)]
+    assert 16.0 <= min(told_s) < 17.0
+    assert 23.0 < max(told_s) <= 24.0
