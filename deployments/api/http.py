@@ -103,7 +103,7 @@ class HttpService:
         spans: makes sinks for one choice, by the headers of its HTTP request.
         refuse_when_full: raises what a client's request that comes now would be refused with for
             want of room, before anything is done for it.
-        charges: makes the sink that counts a choice's tokens for its client.
+        sinks_of: makes further sinks for one choice of a client, or raises what it is refused with.
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
@@ -125,7 +125,7 @@ class HttpService:
     sinks: Sequence[Sink] = ()
     spans: Callable[[GenerationRequest, Mapping[str, str]], Sequence[Sink]] = no_spans
     refuse_when_full: Callable[[Tenant], None] = lambda tenant: None
-    charges: Callable[[Tenant, GenerationRequest], Sequence[Sink]] = lambda tenant, request: ()
+    sinks_of: Callable[[Tenant, GenerationRequest], Sequence[Sink]] = lambda tenant, request: ()
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
@@ -326,7 +326,7 @@ class Handlers:
                 (
                     record,
                     *service.sinks,
-                    *service.charges(tenant, request),
+                    *service.sinks_of(tenant, request),
                     *service.spans(request, record.headers),
                 ),
             ),

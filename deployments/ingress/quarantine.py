@@ -11,11 +11,11 @@ import hashlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 
+from deployments.api.observer import Sink
 from models.protocol.errors import ReplicasLost
-from router.types import Delta, Detokenizer, Finished, GenerationRequest, Generator
+from router.types import GenerationRequest
 
 logger = logging.getLogger("ray.serve")
 
@@ -23,36 +23,26 @@ QUARANTINE_S = 180.0
 _MAX_KEPT = 1024
 
 
-class QuarantiningGenerator:
-    """A `Generator` that refuses what has just ended with `ReplicasLost`, for `QUARANTINE_S`.
+class Quarantine:
+    """Refuses what has just ended with `ReplicasLost`, for `QUARANTINE_S`.
 
     Args:
-        inner: what generates.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, inner: Generator, clock: Callable[[], float] = time.monotonic) -> None:
-        self._inner = inner
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends_s: dict[bytes, float] = {}  # when each is over, the oldest first
 
-    async def generate(
-        self, request: GenerationRequest, detokenizer: Detokenizer
-    ) -> AsyncGenerator[Delta | Finished, None]:
-        """See `Generator.generate`.
+    def sink(self, request: GenerationRequest) -> Sink:
+        """Return the sink that watches how a request ends.
 
         Raises:
             ReplicasLost: the same was asked before, and is refused for now.
         """
         if self._ends_s:  # seldom: a long prompt is hashed only where there is something to find
             self._check(_fingerprint(request))
-        try:
-            async with aclosing(self._inner.generate(request, detokenizer)) as events:
-                async for event in events:
-                    yield event
-        except ReplicasLost:
-            self._keep(_fingerprint(request), request.request_id)
-            raise
+        return _Watching(self, request)
 
     def _check(self, fingerprint: bytes) -> None:
         left_s = self._ends_s.get(fingerprint, 0.0) - self._clock()
@@ -65,17 +55,29 @@ class QuarantiningGenerator:
             refusal.retry_after_s = left_s
             raise refusal
 
-    def _keep(self, fingerprint: bytes, session_id: str) -> None:
+    def keep(self, request: GenerationRequest) -> None:
+        """Refuse the same from now on."""
         now_s = self._clock()
         self._ends_s = {key: end_s for key, end_s in self._ends_s.items() if end_s > now_s}
         if len(self._ends_s) >= _MAX_KEPT:
             del self._ends_s[next(iter(self._ends_s))]
-        self._ends_s[fingerprint] = now_s + QUARANTINE_S
+        self._ends_s[_fingerprint(request)] = now_s + QUARANTINE_S
         logger.error(
             "session %s lost as many replicas as it may; the same is refused for %g s",
-            *(session_id, QUARANTINE_S),
-            extra={"session_id": session_id},
+            *(request.request_id, QUARANTINE_S),
+            extra={"session_id": request.request_id},
         )
+
+
+class _Watching(Sink):
+    """Has a request kept that ends because it lost too many replicas."""
+
+    def __init__(self, quarantine: Quarantine, request: GenerationRequest) -> None:
+        self._quarantine, self._request = quarantine, request
+
+    def failed(self, choice: int, code: str) -> None:
+        if code == ReplicasLost.code:
+            self._quarantine.keep(self._request)
 
 
 def _fingerprint(request: GenerationRequest) -> bytes:

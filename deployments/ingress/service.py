@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, no_spans
 from deployments.api.keys import ApiKeys
+from deployments.api.observer import Sink
 from deployments.api.requests import ServedModel
 from deployments.api.schemas.sampling_defaults import sampling_defaults
 from deployments.api.tenants import Tenant
@@ -24,7 +25,7 @@ from deployments.ingress.capture import Capture, CapturingGenerator
 from deployments.ingress.charges import Charges
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
-from deployments.ingress.quarantine import QuarantiningGenerator
+from deployments.ingress.quarantine import Quarantine
 from deployments.ingress.spans import request_spans
 from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
@@ -37,6 +38,7 @@ from router.generator import SpeculativeGenerator
 from router.ports import ConstraintPool, EnginePool
 from router.rollout_places import RolloutPlaces
 from router.services import Services
+from router.types import GenerationRequest
 
 logger = logging.getLogger("ray.serve")
 
@@ -126,19 +128,17 @@ class RouterService:
             queue_wait_s=config.timeouts.queue_wait_s,
             on_load=self.metrics.set_load,
         )
-        self._charges = Charges(meters)
+        self._charges, self._quarantine = Charges(meters), Quarantine()
         self.http = HttpService(
             model=self._model(config, tokenizer, created=int(time.time())),
-            generator=QuarantiningGenerator(
-                self._generator
-                if self._capture is None
-                else CapturingGenerator(self._generator, self._capture)
-            ),
+            generator=self._generator
+            if self._capture is None
+            else CapturingGenerator(self._generator, self._capture),
             slot=self._admission.slot,
             sinks=(self.metrics, self.traffic),
             spans=no_spans if self._spans is None else self._spans.of,
             refuse_when_full=self._refuse_when_full,
-            charges=self._charges.of,
+            sinks_of=self._sinks_of,
             metrics=self._metrics_page,
             other_metrics=elsewhere.others,
             health=self._health(tokenizer),
@@ -168,6 +168,9 @@ class RouterService:
     def _model(self, config: RouterConfig, tokenizer: Tokenizer, created: int) -> ServedModel:
         drafters = drafter_names(config.speculation, self._drafts, self._heads)
         return served_model(config, tokenizer, created=created, drafters=drafters)
+
+    def _sinks_of(self, tenant: Tenant, request: GenerationRequest) -> Sequence[Sink]:
+        return (*self._charges.of(tenant, request), self._quarantine.sink(request))
 
     def _refuse_when_full(self, tenant: Tenant) -> None:
         try:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
+import httpx
 import pytest
 
+from deployments.api.http import create_app
 from deployments.api.schemas.requests import answer_error
-from deployments.ingress.quarantine import QUARANTINE_S, QuarantiningGenerator
+from deployments.ingress.quarantine import QUARANTINE_S, Quarantine
 from models.protocol.errors import ReplicasLost, Unavailable
 from models.protocol.messages import Grammar, Sampling
-from router.types import Delta, Detokenizer, Finished, GenerationRequest
-from tests.fakes.router import LetterDetokenizer
+from router.types import GenerationRequest
+from tests.fakes.http import ScriptedGenerator, http_service
 
-
-class Dying:
-    """Ends every request with an error, where one is set, and counts them."""
-
-    def __init__(self) -> None:
-        self.num_asked = 0
-        self.error: Exception | None = ReplicasLost("target lost 3 times")
-
-    async def generate(
-        self, request: GenerationRequest, detokenizer: Detokenizer
-    ) -> AsyncGenerator[Delta | Finished, None]:
-        self.num_asked += 1
-        yield Delta("a", (1,))
-        if self.error is not None:
-            raise self.error
+BODY = {"model": "tiny", "prompt": "The old bear"}
 
 
 def asking(*prompt_ids: int, seed: int = 0, grammar: str = "") -> GenerationRequest:
@@ -41,34 +27,38 @@ def asking(*prompt_ids: int, seed: int = 0, grammar: str = "") -> GenerationRequ
     )
 
 
-async def ask(generator: QuarantiningGenerator, request: GenerationRequest) -> int:
-    return len([item async for item in generator.generate(request, LetterDetokenizer())])
-
-
-async def test_the_same_request_is_refused_until_its_time_is_over() -> None:
-    dying, now_s = Dying(), 100.0
-    generator = QuarantiningGenerator(dying, lambda: now_s)
-    with pytest.raises(ReplicasLost, match="target lost 3 times"):
-        await ask(generator, asking(1, 2, 3))
-    dying.error = None
+def test_the_same_request_is_refused_until_its_time_is_over() -> None:
+    now_s = 100.0
+    quarantine = Quarantine(lambda: now_s)
+    quarantine.sink(asking(1, 2, 3)).failed(0, ReplicasLost.code)
     now_s += QUARANTINE_S / 2
     with pytest.raises(ReplicasLost, match="refuses it for another 90 s") as refused:
-        await ask(generator, asking(1, 2, 3, seed=7))
-    assert dying.num_asked == 1, "a refused request reaches no target"
+        quarantine.sink(asking(1, 2, 3, seed=7))
     answer = answer_error(refused.value, "r")
     assert (answer.status, answer.body.error.code) == (503, "quarantined")
     assert answer.headers["retry-after"] == "90"
     for other in (asking(1, 2), asking(1, 2, 3, grammar="a+")):
-        assert await ask(generator, other) == 1
+        quarantine.sink(other)
     now_s += QUARANTINE_S / 2
-    assert await ask(generator, asking(1, 2, 3)) == 1
+    quarantine.sink(asking(1, 2, 3))
 
 
-async def test_a_request_that_only_found_nobody_is_not_refused() -> None:
-    dying = Dying()
-    generator = QuarantiningGenerator(dying)
-    dying.error = Unavailable("no target within the limit of 10 s")
-    for _ in range(2):
-        with pytest.raises(Unavailable, match="no target"):
-            await ask(generator, asking(1))
-    assert dying.num_asked == 2
+@pytest.mark.parametrize("code", [Unavailable.code, "client_gone", "quarantined"])
+def test_a_request_that_ended_otherwise_is_not_refused(code: str) -> None:
+    quarantine = Quarantine()
+    quarantine.sink(asking(1)).failed(0, code)
+    quarantine.sink(asking(1))
+
+
+async def test_it_is_refused_over_http_and_reaches_no_target() -> None:
+    generator, quarantine = ScriptedGenerator(error=ReplicasLost("lost 3 times")), Quarantine()
+    app = create_app(
+        http_service(generator, sinks_of=lambda _, request: [quarantine.sink(request)])
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://outrider"
+    ) as client:
+        answers = [await client.post("/v1/completions", json=BODY) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert [a.json()["error"]["code"] for a in answers] == [ReplicasLost.code, "quarantined"]
+    assert len(generator.requests) == 1
