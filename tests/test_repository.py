@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 38_100,
     "router": 9_060,
-    "deployments": 23_400,
+    "deployments": 23_500,
     "loadtest": 28_600,
-    "tests": 71_900,
+    "tests": 72_000,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

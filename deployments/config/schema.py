@@ -58,7 +58,9 @@ class ModelConfig(LeaseConfig, EngineConfig):
         description="sessions (leases) that one replica holds at once, some to spare for /health",
     )
     step_timeout_s: PositiveFloat = Field(
-        default=120.0, description="one pass may take so long; then the replica is replaced"
+        default=120.0,
+        description="one pass may take so long, then the replica is replaced; a quarter, and at "
+        "least stall_timeout_s, where it is 5 times what passes of its size took",
     )
 
 

@@ -30,6 +30,10 @@ CONTROL_TIMEOUT_S = 5.0  # for a control call, which waits for nothing but the G
 _SETTLE_PERIOD_S = 1.0  # leases that ended at the leader are asked for this often
 
 
+class AdmissionRefused(RuntimeError):
+    """The leader takes no session now."""
+
+
 class LoadedModel:
     """Implements `swap.DraftModel`; a target is one as well, which is never swapped.
 
@@ -105,10 +109,14 @@ class LoadedModel:
         """Give a session a lease, which `release` ends.
 
         Raises:
+            AdmissionRefused: the leader may hang.
             RayError: the leader is lost.
             RuntimeError: the model has been freed meanwhile.
         """
-        lease_id: int = await self.ranks.leader.admit.remote(request.session_id, request.public_key)
+        answer: Any = await self.ranks.leader.admit.remote(request.session_id, request.public_key)
+        if isinstance(answer, str):
+            raise AdmissionRefused(answer)
+        lease_id: int = answer
         if self._is_ended:
             raise RuntimeError(f"{self.path} is freed")
         key = (request.session_id, lease_id)

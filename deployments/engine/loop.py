@@ -13,12 +13,14 @@ engine's death and leaves `run`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.engine.step_times import StepTimes
 from deployments.link.leases import LeaseBook, LeaseKey
 from models.engine.load import EngineLoad
 from models.protocol.messages import EngineQuestion, EngineReply, EngineRequest, Failed, Open
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
 _LOOK_PERIOD_S = 0.5  # the engine's load is looked at this often; its own thread must do that
+_LONG_STEP_S = 2.0  # no shorter step is one that may hang
 # A router that never sends a message has most likely gone: Serve loses one of some hundred cancels
 # that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
 _FIRST_MESSAGE_S = 30.0
@@ -53,6 +56,11 @@ class Engine(Protocol):
     @property
     def num_used_blocks(self) -> int:
         """KV blocks that sessions hold. May be read from any thread."""
+        ...
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of the newest step's pass, 0 for none. May be read from any thread."""
         ...
 
     def wait_s(self, now: float) -> float:
@@ -98,6 +106,7 @@ class LoopStats:
     num_used_blocks: int  # KV blocks that sessions hold
     is_stepping: bool  # in a step now
     step_age_s: float  # for how long, if so
+    most_step_s: float = math.inf  # that such a step may take, by those before; infinite: not known
     load: EngineLoad = field(default_factory=EngineLoad)  # the last look at the engine
     looked_at_s: float = 0.0  # when that was, by the loop's clock
     num_leases: int = 0  # ever granted
@@ -141,6 +150,7 @@ class EngineLoop:
         self._num_ticks = 0
         self._num_steps = 0
         self._step_started_s: float | None = None
+        self._step_times = StepTimes()
         self._look = (engine.load(), clock())  # replaced as a whole: other threads read it
 
     # --- from any thread
@@ -151,6 +161,14 @@ class EngineLoop:
         A lease that the session had ends.
         """
         return self._leases.grant(session_id)
+
+    def refusal(self) -> str:
+        """Return why no lease should be granted now, or ""."""
+        started_s = self._step_started_s
+        age_s = 0.0 if started_s is None else self._clock() - started_s
+        if age_s <= _LONG_STEP_S or age_s <= self._step_times.most_s(self._engine.pass_rows):
+            return ""
+        return f"one pass takes {age_s:.1f} s, far longer than others: it may hang"
 
     def release(self, session_id: str, lease_id: int) -> None:
         """End a lease and close its session, unless the session has a newer lease. Idempotent."""
@@ -183,6 +201,7 @@ class EngineLoop:
             num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,
+            most_step_s=self._step_times.most_s(self._engine.pass_rows),
             load=load,
             looked_at_s=looked_at_s,
         )
@@ -206,9 +225,10 @@ class EngineLoop:
         if not self._engine.has_work:
             return
         self._form_batch()
-        self._step_started_s = self._clock()
+        self._step_started_s = started_s = self._clock()
         replies = self._engine.step()
         self._step_started_s = None
+        self._step_times.note(self._engine.pass_rows, self._clock() - started_s)
         self._num_steps += 1
         if replies:
             self._port.send(replies)

@@ -244,11 +244,14 @@ class Rank:
         return f"tcp://{host}:{port}"
 
     @ray.method(concurrency_group="control")
-    def admit(self, session_id: str, public_key: str) -> int:
-        """Let a router in and lease it a session; returns the lease's id."""
+    def admit(self, session_id: str, public_key: str) -> int | str:
+        """Let a router in and lease it a session; returns the lease's id, or why there is none."""
+        loop = self._started_loop()
+        if refusal := loop.refusal():
+            return refusal
         if self._server is not None:
             self._server.allow(public_key)  # first: an invalid key must leave no lease
-        return self._started_loop().admit(session_id)
+        return loop.admit(session_id)
 
     @ray.method(concurrency_group="control")
     def release(self, session_id: str, lease_id: int) -> None:

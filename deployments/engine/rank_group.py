@@ -3,8 +3,9 @@
 Ranks share one model, so the loss of any is the loss of all. A rank counts as lost when its process
 dies: its outstanding `run_loop` fails at once. It is lost when it is silent for `stall_timeout_s`
 (stopped, swapped out, stuck in the kernel). It is also lost when the leader's loop makes no turn
-for as long. A pass that takes longer than `step_timeout_s` is a loss too. While ranks load, only
-death and a far longer limit count. The caller decides how to react to a loss.
+for as long. A pass that takes longer than `step_timeout_s` is a loss too. So is one of a quarter of
+that where no pass of its size took nearly as long (`step_times`). While ranks load, only death and
+a far longer limit count. The caller decides how to react to a loss.
 
 Calls made here must not come from the task of a lease: Ray cancels what a cancelled task has
 called. `deployments.engine.replica` takes care of that.
@@ -41,6 +42,9 @@ from models.fetch.hub import snapshot_of
 
 _CONTROL_THREADS = 4
 _LONGEST_PULSE_PERIOD_S = 1.0
+# A step that takes far longer than its like may still compile a kernel. So a hang counts as a loss
+# only after this share of step_timeout_s. New leases go elsewhere long before.
+_HANG_SHARE = 0.25
 _KERNELS_KEPT = 128  # the products of some 20 row counts
 
 
@@ -200,9 +204,12 @@ class RankGroup:
 def stall_complaint(model: ModelConfig, stats: LoopStats, still_s: float) -> str:
     """Return the fault of a leader whose loop has not turned for `still_s` seconds, or ""."""
     if stats.is_stepping:
-        if stats.step_age_s <= model.step_timeout_s:
+        if stats.step_age_s > model.step_timeout_s:
+            return f"one pass takes {stats.step_age_s:.1f} s, more than step_timeout_s"
+        least_s = max(model.stall_timeout_s, _HANG_SHARE * model.step_timeout_s)
+        if stats.step_age_s <= max(least_s, stats.most_step_s):
             return ""
-        return f"one pass takes {stats.step_age_s:.1f} s, more than step_timeout_s"
+        return f"one pass takes {stats.step_age_s:.1f} s, far longer than others of its size"
     if still_s <= model.stall_timeout_s:
         return ""
     return f"no turn of the engine loop for {still_s:.1f} s (stall_timeout_s)"

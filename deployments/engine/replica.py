@@ -33,7 +33,7 @@ from ray.serve.schema import ReplicaRank
 from deployments.config.live_draft import WantedDraft, wanted_draft
 from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.schema import LinkConfig, ModelConfig
-from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, LoadedModel
+from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, AdmissionRefused, LoadedModel
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
 from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
@@ -47,7 +47,7 @@ from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, replica_name
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
-from models.protocol.messages import LeaseGrant, LeaseRequest
+from models.protocol.messages import LeaseGrant, LeaseRefused, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
 
@@ -89,16 +89,21 @@ class EngineReplica:
         )
         self._describe()
 
-    async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant, None]:
+    async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant | LeaseRefused, None]:
         """Admit one session: yields where to reach the leader, then stays open with the lease.
+        It ends at once with a refusal where the leader's pass may hang.
 
         Ends when the session idles out at the leader; the caller ends it by cancelling.
         """
         model = self._models.serving
         admission = self._in_own_context(model.admit(request))
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                key = await asyncio.shield(admission)
+            try:
+                async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                    key = await asyncio.shield(admission)
+            except AdmissionRefused as refusal:
+                yield LeaseRefused(replica=replica_name(), reason=str(refusal))
+                return
             yield replace(model.grant, replica=replica_name())
             await model.ended(key)
         finally:

@@ -15,10 +15,17 @@ from typing import Any, Generic, TypeVar, cast
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.link.client import LinkChannel, LinkClient
+from deployments.serve.avoided import avoided
 from deployments.serve.errors import CALL_ERRORS, first_line
 from models.backoff import Backoff
 from models.protocol.errors import LossReason, Unavailable
-from models.protocol.messages import ConstraintReply, EngineReply, LeaseGrant, LeaseRequest
+from models.protocol.messages import (
+    ConstraintReply,
+    EngineReply,
+    LeaseGrant,
+    LeaseRefused,
+    LeaseRequest,
+)
 from router.ports import ConstraintPool, EnginePool
 
 logger = logging.getLogger(__name__)
@@ -29,6 +36,11 @@ Reply = TypeVar("Reply")
 _FIRST_PAUSE_S = 0.05  # before asking again when a replica refused; doubles up to:
 _LONGEST_PAUSE_S = 0.5
 _RELEASE_S = 1.0
+_REFUSED_S = 5.0  # a replica that grants no lease now is avoided for so long
+
+
+class _Refused(Exception):
+    """A replica grants no lease now; another may."""
 
 
 class ServeLease(Generic[Request, Reply]):
@@ -59,7 +71,8 @@ class ServeLease(Generic[Request, Reply]):
         await asyncio.wait([self._watch], timeout=_RELEASE_S)
 
     async def _watch_end(self) -> None:
-        message, reason = "the lease's stream failed", cast("LossReason", "gone")
+        message = "the lease's stream failed"
+        reason: LossReason = "gone"
         try:
             await anext(self._stream)
         except StopAsyncIteration:
@@ -99,6 +112,8 @@ class ServePool(Generic[Request, Reply]):
                         return await self._lease_once(session_id)
                     except (*CALL_ERRORS, StopAsyncIteration) as error:
                         refusal = first_line(error)
+                    except _Refused as error:
+                        refusal = str(error)
                     backoff.note_failure()
                     await asyncio.sleep(backoff.pause_s)
         except TimeoutError:
@@ -111,7 +126,10 @@ class ServePool(Generic[Request, Reply]):
         request = LeaseRequest(session_id=session_id, public_key=self._links.public_key)
         stream = cast("DeploymentResponseGenerator[Any]", self._lease_handle.remote(request))
         try:
-            grant: LeaseGrant = await anext(stream)
+            grant: LeaseGrant | LeaseRefused = await anext(stream)
+            if isinstance(grant, LeaseRefused):
+                avoided.add(grant.replica, _REFUSED_S)
+                raise _Refused(grant.reason)
             channel = self._links.channel(grant.endpoint, session_id, self._reply_type)
         except BaseException:
             stream.cancel()

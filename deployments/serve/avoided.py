@@ -24,12 +24,12 @@ class AvoidedReplicas:
         self._clock = clock
         self._ends_s: dict[str, float] = {}
 
-    def add(self, replica: str) -> None:
+    def add(self, replica: str, for_s: float = AVOID_S) -> None:
         """Avoid a replica from now on; "" is none."""
         if replica:
             now_s = self._clock()
             left = {name: end_s for name, end_s in self._ends_s.copy().items() if end_s > now_s}
-            self._ends_s = {**left, replica: now_s + AVOID_S}
+            self._ends_s = {**left, replica: now_s + for_s}
 
     def names(self) -> Collection[str]:
         """Return those that are avoided now."""

@@ -93,6 +93,7 @@ class Engine(ABC):
             runner.pool, runner.config.max_num_batched_tokens, budget, self._prefix_cache
         )
         self._side_paths = SidePaths(runner.pool, runner.max_num_batched_tokens)
+        self.pass_rows = 0  # of the newest step's pass, which may still run; any thread reads it
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
         self._notices = QueueNotices(queued_interval_s)
         self._totals = PassTotals()
@@ -117,6 +118,7 @@ class Engine(ABC):
 
     def step(self) -> list[Outgoing]:
         """Run at most one pass; the replies that are ready now."""
+        self.pass_rows = 0
         self._masks.collect(0.0)
         now = self._clock()
         self._expire(now)
@@ -289,6 +291,7 @@ class Engine(ABC):
 
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         started_s = self._clock()
+        self.pass_rows = sum(planned.num_pass_rows for planned in rows)
         logits = self._runner.forward(self._side_paths.begin(rows))
         _hand_out(logits, rows)
         self._keep_states(rows)

@@ -20,6 +20,13 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str
 
 
+class LeaseRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """Says in place of a grant that the replica takes no session now, and why; ask another."""
+
+    replica: str
+    reason: str
+
+
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     """First item of a lease: where the replica's link listens and what it serves.
 

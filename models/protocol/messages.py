@@ -27,6 +27,7 @@ from models.protocol.grammars import Grammar as Grammar  # most know it from her
 from models.protocol.grammars import GrammarCheck, GrammarChecked, Loosened
 from models.protocol.leases import Endpoint as Endpoint
 from models.protocol.leases import LeaseGrant as LeaseGrant
+from models.protocol.leases import LeaseRefused as LeaseRefused
 from models.protocol.leases import LeaseRequest as LeaseRequest
 from models.protocol.parts import DraftTest as DraftTest
 from models.protocol.parts import Inspection as Inspection

@@ -23,6 +23,7 @@ class CountingEngine:
         self.closed: list[str] = []
         self.batches: list[int] = []
         self.forming_s = forming_s
+        self.pass_rows = 4
         self.working_for: list[str] = []
         self.on_step: Callable[[], None] = lambda: None
         self._waiting: list[tuple[object, Propose]] = []
@@ -149,6 +150,42 @@ def test_only_leased_sessions_are_opened() -> None:
     loop.tick()
     assert engine.closed == ["a"]
     assert engine.submitted == [opening("a")], "a late Open must not bring the session back"
+
+
+def step_for(port: ScriptedPort, loop: EngineLoop, engine: CountingEngine, step_s: float) -> str:
+    """Make a step that takes so long; returns the refusal at its end."""
+    refusals = []
+
+    def take_long() -> None:
+        port.now_s += step_s
+        refusals.append(loop.refusal())
+
+    engine.on_step = take_long
+    port.arrivals.append([("p", propose("a"))])
+    loop.tick()
+    return refusals[0]
+
+
+def test_a_leader_whose_step_hangs_admits_nobody() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port)
+    assert step_for(port, loop, engine, 60.0) == "", "the first may compile kernels"
+    for _ in range(150):
+        assert step_for(port, loop, engine, 0.1) == ""
+    assert step_for(port, loop, engine, 1.9) == ""
+    assert step_for(port, loop, engine, 30.0).startswith("one pass takes 30.0 s")
+    assert loop.refusal() == "", "it has ended"
+    engine.pass_rows = 2048
+    assert step_for(port, loop, engine, 30.0) == "", "a first long prompt is no hang"
+
+
+def test_a_step_may_take_five_times_what_its_like_took() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port)
+    for _ in range(100):
+        step_for(port, loop, engine, 1.0)
+    assert step_for(port, loop, engine, 4.9) == ""
+    assert step_for(port, loop, engine, 5.1) != ""
 
 
 def test_close_message_keeps_the_lease() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from models.layers.linear import can_pack
 MODEL = ModelConfig(model_path="x", stall_timeout_s=10.0, step_timeout_s=120.0)
 
 
-def stats(*, step_age_s: float | None) -> LoopStats:
+def stats(*, step_age_s: float | None, most_step_s: float = math.inf) -> LoopStats:
     return LoopStats(
         num_ticks=7,
         num_steps=3,
@@ -26,6 +27,7 @@ def stats(*, step_age_s: float | None) -> LoopStats:
         num_used_blocks=1,
         is_stepping=step_age_s is not None,
         step_age_s=step_age_s or 0.0,
+        most_step_s=most_step_s,
     )
 
 
@@ -45,6 +47,29 @@ def test_a_long_pass_is_no_stall_until_its_own_limit(
     found = stall_complaint(MODEL, stats(step_age_s=step_age_s), still_s)
     assert found.startswith(complaint)
     assert bool(found) == bool(complaint)
+
+
+@pytest.mark.parametrize(
+    ("most_step_s", "step_age_s", "is_lost"),
+    [
+        (0.2, 29.0, False),  # may compile a kernel
+        (0.2, 31.0, True),
+        (50.0, 49.0, False),  # 5 times what a long prompt takes here
+        (50.0, 51.0, True),
+        (1e9, 121.0, True),
+    ],
+)
+def test_a_hang_is_a_loss_long_before_the_limit_of_passes_that_are_not_known(
+    most_step_s: float, step_age_s: float, is_lost: bool
+) -> None:
+    found = stats(step_age_s=step_age_s, most_step_s=most_step_s)
+    assert bool(stall_complaint(MODEL, found, step_age_s)) == is_lost
+
+
+def test_an_early_loss_is_never_sooner_than_the_limit_of_silence() -> None:
+    model = MODEL.model_copy(update={"step_timeout_s": 20.0})
+    assert stall_complaint(model, stats(step_age_s=9.0, most_step_s=0.1), 9.0) == ""
+    assert stall_complaint(model, stats(step_age_s=11.0, most_step_s=0.1), 11.0)
 
 
 # Prints by how many MiB two layers make a process grow that see every row count up to 192.

@@ -9,15 +9,18 @@ import zmq
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 
+from deployments.ingress import pools
 from deployments.ingress.pools import ServePool
 from deployments.link.client import LinkClient
 from deployments.link.server import LinkServer
+from deployments.serve.avoided import AvoidedReplicas
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import (
     Close,
     EngineReply,
     EngineRequest,
     LeaseGrant,
+    LeaseRefused,
     LeaseRequest,
     NeedOpen,
 )
@@ -28,12 +31,15 @@ GRPC_ERROR = grpc.aio.AioRpcError(
 )
 
 
+Script = list[LeaseGrant | LeaseRefused | Exception | None]
+
+
 class Stream:
     """What a streaming handle call returns; the test is the replica."""
 
-    def __init__(self, first: LeaseGrant | Exception | None) -> None:
+    def __init__(self, first: LeaseGrant | LeaseRefused | Exception | None) -> None:
         self.is_cancelled = False
-        self._items: asyncio.Queue[LeaseGrant | Exception] = asyncio.Queue()
+        self._items: asyncio.Queue[LeaseGrant | LeaseRefused | Exception] = asyncio.Queue()
         if first is not None:
             self._items.put_nowait(first)
 
@@ -43,7 +49,7 @@ class Stream:
     def cancel(self) -> None:
         self.is_cancelled = True
 
-    async def __anext__(self) -> LeaseGrant:
+    async def __anext__(self) -> LeaseGrant | LeaseRefused:
         item = await self._items.get()
         if isinstance(item, Exception):
             raise item
@@ -55,7 +61,7 @@ class Handle:
 
     deployment_name = "Target"
 
-    def __init__(self, script: list[LeaseGrant | Exception | None]) -> None:
+    def __init__(self, script: Script) -> None:
         self.requests: list[LeaseRequest] = []
         self.streams: list[Stream] = []
         self._script = script
@@ -92,9 +98,7 @@ async def server(links: LinkClient) -> AsyncIterator[LinkServer[EngineRequest]]:
     engine.close()
 
 
-def pool(
-    links: LinkClient, script: list[LeaseGrant | Exception | None]
-) -> tuple[ServePool[EngineRequest, EngineReply], Handle]:
+def pool(links: LinkClient, script: Script) -> tuple[ServePool[EngineRequest, EngineReply], Handle]:
     handle = Handle(script)
     return ServePool(handle, links, EngineReply), handle  # type: ignore[arg-type]  # a stand-in
 
@@ -126,6 +130,22 @@ async def test_refusals_are_asked_again_until_granted(
     assert [stream.is_cancelled for stream in handle.streams] == [True, True, True, False]
     await lease.release()
     assert handle.streams[3].is_cancelled
+
+
+async def test_a_replica_that_refuses_is_avoided_for_the_next_try(
+    links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    avoided = AvoidedReplicas()
+    monkeypatch.setattr(pools, "avoided", avoided)
+    refusal = LeaseRefused(replica="hung", reason="one pass takes 30.0 s")
+    engines, handle = pool(links, [refusal, LeaseGrant(endpoint=server.endpoint)])
+    lease = await engines.lease("a", timeout_s=WAIT_S)
+    assert avoided.names() == {"hung"}
+    assert [stream.is_cancelled for stream in handle.streams] == [True, False]
+    await lease.release()
+    engines, _ = pool(links, [refusal])
+    with pytest.raises(Unavailable, match=r"within 0\.1 s: one pass takes 30\.0 s"):
+        await engines.lease("a", timeout_s=0.1)
 
 
 async def test_a_granted_lease_without_a_link_is_given_back(

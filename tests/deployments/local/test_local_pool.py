@@ -115,6 +115,7 @@ class BrokenEngine:
     """Dies in its first step."""
 
     has_work = True
+    pass_rows = 0
 
     def idle_s(self) -> dict[str, float]:
         return {}

@@ -28,7 +28,8 @@ class Replica:
 async def chosen(router: Any, num_choices: int = 40) -> set[str]:
     names = set()
     for _ in range(num_choices):
-        [candidates] = await router.choose_replicas([], PendingRequest([], {}, metadata=Metadata()))
+        metadata: Any = Metadata()
+        [candidates] = await router.choose_replicas([], PendingRequest([], {}, metadata=metadata))
         names |= {one.replica_id.unique_id for one in candidates}
     return names
 

@@ -64,8 +64,11 @@ def test_the_time_in_passes_is_summed() -> None:
     assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6, block_size=16)
     forward = engine.runner.forward
 
+    seen = []  # while the pass runs
+
     def slow_forward(rows: list[SequenceRows]) -> Tensor:
         clock.now += 0.25
+        seen.append(engine.pass_rows)
         return forward(rows)
 
     engine.runner.forward = slow_forward  # type: ignore[method-assign]
@@ -78,6 +81,9 @@ def test_the_time_in_passes_is_summed() -> None:
     load = engine.load()
     assert (load.num_passes, load.passes_s) == (4, 1.0)
     assert (load.num_prefill_rows, load.num_decode_rows) == (39, 4)
+    assert seen == [40, 1, 1, 1]
+    engine.step()
+    assert engine.pass_rows == 0
     assert load.kv_use == 3 / 6  # 40 + 3 tokens
     assert engine.stats().num_kv_tokens == 43
 
