@@ -10,10 +10,12 @@ from pathlib import Path
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
 from deployments.engine.swap_meters import SwapMeters
+from deployments.ingress.loss_metrics import LossMetrics
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
 from router.gains import PlannerStats
+from router.remote.losses import Losses
 
 COMMAND = "python -m deployments.metrics --output deployments/docs/metrics.md"
 _HEAD = f"""\
@@ -44,6 +46,7 @@ def declared() -> dict[str, list[Declaration]]:
         for process, labels in _PROCESSES.items()
     )
     RequestMetrics(router)
+    LossMetrics(router, Losses())
     PlanningMetrics(router, PlannerStats(), dict, {})
     EngineMeters(engine)
     SwapMeters(draft)

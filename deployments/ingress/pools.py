@@ -71,7 +71,8 @@ class ServeLease(Generic[Request, Reply]):
         await asyncio.wait([self._watch], timeout=_RELEASE_S)
 
     async def _watch_end(self) -> None:
-        message, reason = "the lease's stream failed", cast("LossReason", "gone")
+        message = "the lease's stream failed"
+        reason: LossReason = "gone"
         try:
             await anext(self._stream)
         except StopAsyncIteration:
