@@ -11,10 +11,12 @@ from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
 from deployments.engine.swap_meters import SwapMeters
 from deployments.ingress.charges import Charges
+from deployments.ingress.loss_metrics import LossMetrics
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
 from router.gains import PlannerStats
+from router.remote.losses import Losses
 
 COMMAND = "python -m deployments.metrics --output deployments/docs/metrics.md"
 _HEAD = f"""\
@@ -46,6 +48,7 @@ def declared() -> dict[str, list[Declaration]]:
     )
     RequestMetrics(router)
     Charges(router)
+    LossMetrics(router, Losses())
     PlanningMetrics(router, PlannerStats(), dict, {})
     EngineMeters(engine)
     SwapMeters(draft)

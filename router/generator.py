@@ -10,7 +10,12 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
+from models.protocol.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ServingError,
+    UnsupportedGrammar,
+)
 from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar
 from router.choosing import run_choice
@@ -48,35 +53,43 @@ class SpeculativeGenerator:
     ) -> AsyncGenerator[Delta | Finished, None]:
         """See `types.Generator.generate`."""
         self._check(request)
-        other = None
-        if request.max_tokens == 0:
-            other = self._prompt_alone(request, detokenizer)
-        elif request.lookahead is not None:
-            other = self._looking_ahead(request, detokenizer)
-        if other is not None:
-            async with aclosing(other) as items:
-                async for item in items:
-                    yield item
-            return
-        async with (
-            self._services.rollouts.beside(),
-            open_session(request, self._services, detokenizer) as session,
-            aclosing(_run(request, session)) as deltas,
-        ):
-            finish_reason: FinishReason | None = None
-            async for delta in deltas:
-                yield delta
-                finish_reason = delta.finish_reason
-            assert finish_reason is not None, "a text ended without a reason"
-            stats = await self._compared(request, session)
-            yield Finished(
-                finish_reason=finish_reason,
-                num_prompt_tokens=len(request.prompt_ids),
-                num_completion_tokens=session.stops.num_tokens,
-                num_cached_tokens=session.watch.stats.num_cached_tokens,
-                speculation=stats,
-                loosened=tuple(session.guard.loosened),
-            )
+        replicas = self._services.losses.follow(request.request_id)
+        try:
+            other = None
+            if request.max_tokens == 0:
+                other = self._prompt_alone(request, detokenizer)
+            elif request.lookahead is not None:
+                other = self._looking_ahead(request, detokenizer)
+            if other is not None:
+                async with aclosing(other) as items:
+                    async for item in items:
+                        yield item
+                return
+            async with (
+                self._services.rollouts.beside(),
+                open_session(request, self._services, detokenizer) as session,
+                aclosing(_run(request, session)) as deltas,
+            ):
+                finish_reason: FinishReason | None = None
+                async for delta in deltas:
+                    yield delta
+                    finish_reason = delta.finish_reason
+                assert finish_reason is not None, "a text ended without a reason"
+                stats = await self._compared(request, session)
+                yield Finished(
+                    finish_reason=finish_reason,
+                    num_prompt_tokens=len(request.prompt_ids),
+                    num_completion_tokens=session.stops.num_tokens,
+                    num_cached_tokens=session.watch.stats.num_cached_tokens,
+                    speculation=stats,
+                    loosened=tuple(session.guard.loosened),
+                    replicas=dict(replicas),
+                )
+        except ServingError as error:
+            error.replicas = dict(replicas)
+            raise
+        finally:
+            self._services.losses.forget(request.request_id)
 
     async def _prompt_alone(
         self, request: GenerationRequest, detokenizer: Detokenizer
@@ -120,6 +133,7 @@ class SpeculativeGenerator:
                     time=TimeSplit(grammar_ms=session.waits.time().grammar_ms)
                 ),
                 lookahead=await session.stats(),
+                replicas=dict(self._services.losses.follow(request.request_id)),
             )
 
     async def _compared(self, request: GenerationRequest, session: Session) -> SpeculationStats:

@@ -277,6 +277,7 @@ class Finished:
     speculation: SpeculationStats
     lookahead: LookaheadStats | None = None  # only of a request that asks for it
     loosened: tuple[Loosened, ...] = ()  # parts of its grammar that are not enforced
+    replicas: Mapping[str, str] = field(default_factory=dict)  # that served it last, by part
 
 
 class Detokenizer(Protocol):

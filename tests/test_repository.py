@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 38_100,
-    "router": 9_060,
-    "deployments": 23_500,
+    "router": 9_100,
+    "deployments": 23_600,
     "loadtest": 28_600,
-    "tests": 72_000,
+    "tests": 72_200,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

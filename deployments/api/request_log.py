@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -141,11 +141,12 @@ class RequestRecord(Sink):
             "mean_k": round(mean_k, 3),  # tokens drafted per round, plain ones included
             "acceptance_rate": round(stats.draft_acceptance_rate, 3),
             "status": 200,
+            **_named(end.replicas),
         }
         if end.loosened:  # names of fields and keywords are no text of the client
             fields["loosened"] = [_loosened_part(one) for one in end.loosened[:_MAX_LOOSENED]]
         logger.info(
-            "request %s finished (%s): %d + %d tokens in %.2f s, k %.2f, accepted %.2f",
+            "request %s finished (%s): %d + %d tokens in %.2f s, k %.2f, accepted %.2f%s",
             self.request_id,
             end.finish_reason,
             end.num_prompt_tokens,
@@ -153,6 +154,7 @@ class RequestRecord(Sink):
             self._age_s,
             mean_k,
             stats.draft_acceptance_rate,
+            "".join(f", {part} {name}" for part, name in end.replicas.items()),
             extra=self._fields(fields),
         )
 
@@ -162,6 +164,7 @@ class RequestRecord(Sink):
         if param is not None and _SAFE_PARAM.fullmatch(param) is None:
             param = None
         fields: dict[str, Any] = {"status": status, "code": code, "param": param}
+        fields |= _named(getattr(error, "replicas", {}))
         if status >= 500:  # a fault of ours, whose message quotes no client
             # But what broke a grammar is the completion's own text.
             message = "" if isinstance(error, ConstraintViolation) else f": {error}"
@@ -181,6 +184,11 @@ class RequestRecord(Sink):
             *(self.request_id, status, code),
             extra=self._fields(fields),
         )
+
+
+def _named(replicas: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a line that name the replicas which served it, by part."""
+    return {f"{part}_replica": name for part, name in replicas.items()}
 
 
 def _loosened_part(part: Loosened) -> str:

@@ -84,6 +84,7 @@ class Router:
             loop.create_task(self._announce()),
             loop.create_task(self._service.metrics.publish_forever()),
             loop.create_task(self._service.planning.publish_forever()),
+            loop.create_task(self._service.loss_metrics.publish_forever()),
             loop.create_task(self._service.traffic.log_forever()),
         ]
 

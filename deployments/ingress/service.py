@@ -23,6 +23,7 @@ from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.capture import Capture, CapturingGenerator
 from deployments.ingress.charges import Charges
+from deployments.ingress.loss_metrics import LossMetrics
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.ingress.quarantine import Quarantine
@@ -108,7 +109,6 @@ class RouterService:
         pools = {"target_pool": target, "draft_pools": drafts, "constraint_pool": constraint}
         services = services_of(config, heads=heads, **pools)
         self._drafts, self._heads = drafts, heads
-        self.losses = services.losses
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
@@ -122,6 +122,8 @@ class RouterService:
         self.planning = PlanningMetrics(
             meters, planner.stats, planner.gain, services.comparison.counts
         )
+        self.losses = services.losses
+        self.loss_metrics = LossMetrics(meters, services.losses)
         self._admission = AdmissionControl(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
@@ -183,6 +185,7 @@ class RouterService:
 
     def _metrics_page(self) -> bytes:
         self.planning.publish()
+        self.loss_metrics.publish()
         return self.metrics.text()
 
     def set_limits(self, config: RouterConfig) -> None:

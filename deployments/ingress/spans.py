@@ -125,6 +125,7 @@ class _ChoiceSpans(Sink):
                 "outrider.num_rounds": stats.num_rounds,
                 "outrider.num_draft_tokens": stats.num_draft_tokens,
                 "outrider.num_accepted_tokens": stats.num_accepted_draft_tokens,
+                **{f"outrider.{part}_replica": name for part, name in end.replicas.items()},
             }
         )
         self._span.end()

@@ -19,6 +19,8 @@ HTTP status codes are chosen in `deployments/api/schemas/requests.py`, nowhere e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 # The process is gone; it ended the lease itself; its link is silent; it did not answer in time;
@@ -33,9 +35,12 @@ class ServingError(Exception):
         message: one sentence that names the field, the limit and the value where there are such.
         param: the request field at fault, as the client spelt it (`"temperature"`), if any.
         code: a short machine-readable word, `snake_case`.
+
+    `replicas`: that served the request last, by part; for our own eyes.
     """
 
     code = "internal_error"
+    replicas: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

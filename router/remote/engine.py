@@ -129,6 +129,7 @@ class EngineClient:
         if self._lease is None:
             self._lease = await self._pool.lease(self._opening.session_id, timeout_s=timeout_s)
             self.replica_name = self._lease.grant.replica
+            self.losses.note_lease(self._opening.session_id, self.replica_name)
             self._is_open = False
             self._has_answered = False
             _check_room(self._opening, self._lease.grant.kv_cache_tokens)

@@ -1,7 +1,8 @@
 """Records the losses of a router's sessions: of which part, why, and how long it was away.
 
 Each part (target, draft, constraint) has one record, that all sessions of the router share. The
-replica that was lost is told to `on_lost`, so that the next lease goes elsewhere.
+replica that was lost is told to `on_lost`, so that the next lease goes elsewhere. The names of the
+replicas that serve a session are kept while somebody follows it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from models.backoff import Chance, jittered
 from models.protocol.errors import LinkLost, LossReason
@@ -22,6 +24,7 @@ class PartLosses:
     """The losses of one part.
 
     Args:
+        note_lease: is told which session has a lease on which replica.
         on_lost: is told the name of each replica that is lost, "" for one without.
         clock: seconds, monotonic.
         chance: of jitter.
@@ -30,10 +33,12 @@ class PartLosses:
     def __init__(
         self,
         on_lost: Callable[[str], None] = lambda replica: None,
+        note_lease: Callable[[str, str], None] = lambda session_id, replica: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Chance = random.random,
     ) -> None:
         self._on_lost = on_lost
+        self.note_lease = note_lease
         self._clock = clock
         self._chance = chance
         self._away_since_s: float | None = None  # when it was lost, while no session has an answer
@@ -88,7 +93,19 @@ class Losses:
 
     def __init__(self) -> None:
         self.on_lost: Callable[[str], None] = lambda replica: None
-        self.target, self.draft, self.constraint = (PartLosses(self._tell) for _ in range(3))
+        self._serving: dict[str, dict[str, str]] = {}  # by session, then by part
+        self.target, self.draft, self.constraint = (
+            PartLosses(self._tell, partial(self._note_lease, part))
+            for part in ("target", "draft", "constraint")
+        )
+
+    def follow(self, session_id: str) -> Mapping[str, str]:
+        """Return the replicas of a session by part, as they will be; `forget` it in the end."""
+        return self._serving.setdefault(session_id, {})
+
+    def forget(self, session_id: str) -> None:
+        """Follow a session no longer. Idempotent."""
+        self._serving.pop(session_id, None)
 
     def of(self, *, is_target: bool) -> PartLosses:
         """Return those of the target, or of draft models."""
@@ -97,6 +114,11 @@ class Losses:
     def by_part(self) -> dict[str, PartLosses]:
         """Return them by their names in metrics."""
         return {"target": self.target, "draft": self.draft, "constraint": self.constraint}
+
+    def _note_lease(self, part: str, session_id: str, replica: str) -> None:
+        serving = self._serving.get(session_id)
+        if serving is not None and replica:
+            serving[part] = replica
 
     def _tell(self, replica: str) -> None:
         self.on_lost(replica)

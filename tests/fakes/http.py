@@ -67,6 +67,7 @@ class ScriptedGenerator:
     delay_s: float = 0.0
     finish_reason: FinishReason = "stop"
     deltas: Sequence[Delta] = ()
+    replicas: Mapping[str, str] = field(default_factory=dict)
     texts_of: Mapping[int, Sequence[str]] = field(default_factory=dict)
     requests: list[GenerationRequest] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,6 +94,7 @@ class ScriptedGenerator:
                 num_completion_tokens=len(blocks),
                 num_cached_tokens=2,
                 speculation=STATS,
+                replicas=self.replicas,
             )
         finally:
             self.closed += 1

@@ -95,6 +95,18 @@ async def test_a_refused_request(
     assert line["request_id"] == "mine-7"
 
 
+async def test_a_line_names_the_replicas(lines: pytest.LogCaptureFixture) -> None:
+    generator = ScriptedGenerator(texts=(ANSWER,), replicas={"target": "t-1", "draft": "d-1"})
+    await post(generator, CHAT | {"n": 2})
+    error = Unavailable("lost")
+    error.replicas = {"target": "t-2"}
+    await post(ScriptedGenerator(error=error), CHAT)
+    finished, failed = of_requests(lines)
+    assert (finished["target_replica"], finished["draft_replica"]) == ("t-1", "d-1")
+    assert finished["message"].endswith(", draft d-1, target t-1")
+    assert failed["target_replica"] == "t-2"
+
+
 async def test_an_error_within_a_stream(lines: pytest.LogCaptureFixture) -> None:
     generator = ScriptedGenerator(texts=(ANSWER, "."), error=Unavailable("lost"), error_at=1)
     assert await post(generator, CHAT | {"stream": True}) == 200

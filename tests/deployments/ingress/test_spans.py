@@ -20,6 +20,9 @@ from deployments.config.cluster import this_machine
 from deployments.config.placement import placements_of
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.ingress.spans import request_spans
+from models.protocol.messages import Sampling
+from router.stats import SpeculationStats
+from router.types import Finished, GenerationRequest
 from tests.deployments.ingress.test_service import DEMO, chat, config, serving
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
@@ -101,6 +104,28 @@ async def test_a_request_is_a_span_and_each_round_a_child() -> None:
     assert told["gen_ai.request.model"] == "demo"
     assert 0 < told["gen_ai.latency.time_to_first_token"] <= told["gen_ai.latency.e2e"]
     assert not any(SECRET in str(span) for span in spans)
+
+
+def test_a_span_names_the_replicas_that_served_it() -> None:
+    request = GenerationRequest(
+        request_id="s", prompt_ids=(1,), sampling=Sampling(), eos_ids=(0,), max_tokens=1
+    )
+    end = Finished(
+        finish_reason="stop",
+        num_prompt_tokens=1,
+        num_completion_tokens=1,
+        speculation=SpeculationStats(),
+        replicas={"target": "t-1"},
+    )
+    with collector() as (endpoint, spans):
+        maker = request_spans(endpoint, "demo")
+        assert maker is not None
+        [sink] = maker.of(request, {})
+        sink.finished(0, end, 1.0)
+        maker.close()
+    [span] = spans
+    assert attributes(span)["outrider.target_replica"] == "t-1"
+    assert "outrider.draft_replica" not in attributes(span)
 
 
 async def test_what_the_client_does_not_sample_is_no_span() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
@@ -26,9 +26,8 @@ class Replica:
 
 
 async def chosen(router: Any, num_choices: int = 40) -> set[str]:
-    names = set()
+    names, metadata = set(), cast("Any", Metadata())
     for _ in range(num_choices):
-        metadata: Any = Metadata()
         [candidates] = await router.choose_replicas([], PendingRequest([], {}, metadata=metadata))
         names |= {one.replica_id.unique_id for one in candidates}
     return names

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
-from models.protocol.errors import LinkLost
+from models.protocol.errors import LinkLost, ReplicasLost
 from models.protocol.messages import Sampling
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.draft_model import POOL
+from router.generator import SpeculativeGenerator
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.losses import Losses, PartLosses
 from router.remote.target import RemoteVerifier
+from router.services import Services
+from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.fakes.recovery import Fault, Faults, FaultyPool
-from tests.fakes.router import ScriptedEngine
+from tests.fakes.router import LetterDetokenizer, ScriptedEngine
 from tests.router.remote.test_recovery import LIMITS, PROMPT
 
 
@@ -72,3 +77,48 @@ def test_clients_that_are_sent_away_together_come_back_apart() -> None:
     told_s = [losses.retry_after_s() for _ in range(100)]
     assert 16.0 <= min(told_s) < 17.0
     assert 23.0 < max(told_s) <= 24.0
+
+
+async def generated(pools: dict[str, FaultyPool]) -> Finished:
+    request = GenerationRequest(
+        request_id="s",
+        prompt_ids=PROMPT,
+        sampling=Sampling(),
+        eos_ids=(0,),
+        max_tokens=12,
+        speculation=SpeculationSettings(num_speculative_tokens=2),
+    )
+    services = Services(
+        target_pool=pools["target"],
+        draft_pools={POOL: pools["draft"]},
+        constraint_pool=None,
+        limits=LIMITS,
+    )
+    ends: list[Delta | Finished] = []
+    front = SpeculativeGenerator(services, max_model_len=100)
+    async for item in front.generate(request, LetterDetokenizer()):
+        ends.append(item)
+        for _ in range(20):  # a scripted target is faster than any draft can join
+            await asyncio.sleep(0)
+    end = ends[-1]
+    assert isinstance(end, Finished)
+    assert services.losses.follow("s") == {}, "nobody is followed for ever"
+    return end
+
+
+def scripted(faults: Faults) -> dict[str, FaultyPool]:
+    names = ("target", "draft")
+    return {name: FaultyPool(name, ScriptedEngine, faults, num_refusals=0) for name in names}
+
+
+async def test_the_end_of_a_request_names_the_replicas_that_served_it_last() -> None:
+    end = await generated(scripted(Faults()))
+    assert end.replicas == {"target": "target-1", "draft": "draft-1"}
+    end = await generated(scripted(Faults({6}, "crash", ("target",))))
+    assert end.replicas["target"] == "target-2"
+
+
+async def test_an_error_names_the_replicas_as_well() -> None:
+    with pytest.raises(ReplicasLost) as caught:
+        await generated(scripted(Faults(range(3, 10**6), "crash", ("target",))))
+    assert caught.value.replicas["target"].startswith("target-")
