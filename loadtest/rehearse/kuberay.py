@@ -221,8 +221,11 @@ class Cluster:
         probe: Tree = pod.template.container.get("readinessProbe", {})
         if "exec" in probe:
             return pod.run(probe["exec"]["command"], 5.0)
-        raylet = f"http://{pod.address}:{_AGENT_PORT}/api/local_raylet_healthz"
-        return _says_ok(raylet) and _says_ok(f"http://{pod.address}:{_HTTP_PORT}/-/healthz")
+        return self.is_up(pod) and _says_ok(f"http://{pod.address}:{_HTTP_PORT}/-/healthz")
+
+    def is_up(self, pod: Pod) -> bool:
+        """Return whether the pod's raylet answers, as its liveness probe asks."""
+        return _says_ok(f"http://{pod.address}:{_AGENT_PORT}/api/local_raylet_healthz")
 
     def _find_endpoints(self) -> list[str]:
         leaves_out = {HEAD} if self.manifests.service.get("excludeHeadPodFromServeSvc") else set()
