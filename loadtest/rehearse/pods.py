@@ -33,6 +33,7 @@ class Network:
     def __init__(self, name: str = "or0", prefix: str = "10.77.0") -> None:
         self.name, self._prefix = name, prefix
         self._last = 1
+        self._links: dict[str, str] = {}  # by namespace
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", name)  # of a rehearsal that was killed
         _ip("link", "add", name, "type", "bridge")
@@ -42,15 +43,16 @@ class Network:
     def join(self, namespace: str) -> str:
         """Make a network namespace with an address on the bridge; return the address."""
         self._last += 1
-        address, number = f"{self._prefix}.{self._last}", self._last
-        for stale in (("netns", "del", namespace), ("link", "del", f"{self.name}p{number}")):
+        address, link = f"{self._prefix}.{self._last}", f"{self.name}p{self._last}"
+        self._links[namespace] = link
+        for stale in (("netns", "del", namespace), ("link", "del", link)):
             with contextlib.suppress(subprocess.CalledProcessError):  # of one that was killed
                 _ip(*stale)
         _ip("netns", "add", namespace)
         _ip(
             "link",
             "add",
-            f"{self.name}p{number}",
+            link,
             "type",
             "veth",
             "peer",
@@ -58,7 +60,7 @@ class Network:
             "netns",
             namespace,
         )
-        _ip("link", "set", f"{self.name}p{number}", "master", self.name, "up")
+        _ip("link", "set", link, "master", self.name, "up")
         for words in (
             ("addr", "add", f"{address}/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
@@ -69,9 +71,13 @@ class Network:
         return address
 
     def leave(self, namespace: str) -> None:
-        """Remove a namespace and its end on the bridge."""
-        with contextlib.suppress(subprocess.CalledProcessError):
-            _ip("netns", "del", namespace)
+        """Remove a namespace and its end on the bridge; again, nothing happens."""
+        link = self._links.pop(namespace, None)
+        if link is None:
+            return
+        for gone in (("link", "del", link), ("netns", "del", namespace)):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip(*gone)
 
     def close(self) -> None:
         """Remove the bridge."""
