@@ -77,8 +77,6 @@ class Rehearsal:
     def is_whole(self) -> bool:
         """Return whether all pods run, Serve says all is well, and routers are reached."""
         cluster = self.cluster
-        if any(pod.is_ending and not pod.has_ended for pod in cluster.pods):
-            return False  # a drain that lasts
         for template in cluster.manifests.pods():
             pods = [pod for pod in cluster.of(template.group) if pod.is_running]
             if sum(cluster.is_up(pod) for pod in pods) < template.replicas:

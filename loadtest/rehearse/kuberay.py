@@ -252,7 +252,11 @@ class Cluster:
             {name: (a["status"], a.get("message", "")[:300]) for name, a in apps.items()}
         )
         deployments = [one for app in apps.values() for one in app["deployments"].values()]
-        self.is_healthy = all(one["status"] == "HEALTHY" for one in deployments)
+        states = [r["state"] for one in deployments for r in one.get("replicas", ())]
+        self.is_healthy = all(one["status"] == "HEALTHY" for one in deployments) and all(
+            state == "RUNNING"
+            for state in states  # none that starts, moves or ends
+        )
 
     @property
     def is_serving(self) -> bool:
