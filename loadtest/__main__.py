@@ -383,7 +383,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     llama.add_options(add)
     add("--resume", action="store_true", help="go on with --output where it was cut")
-    add("--set", nargs="+", default=(), metavar="NAME=VALUE", help="terms of a trial")
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="terms of a trial",
+    )
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")
     add("--url", action="append", help="of a service that runs, if NAME can ask one")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")

@@ -15,6 +15,7 @@ from loadtest.experiments.llama import LLAMA_349M, LLAMA_DEMO, LLAMA_HTTP, LLAMA
 from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.overhead import FIRST_TEXT, OVERHEAD
 from loadtest.experiments.passes import PASSES, QUANTIZED, QUANTIZED_PASSES
+from loadtest.experiments.rehearse import REHEARSE
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
 from loadtest.experiments.scenarios import SCENARIOS
@@ -55,6 +56,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 TRIALS: dict[str, Trial] = {
     "faults": FAULTS,
     "rolling": ROLLING,
+    "rehearse": REHEARSE,
     "scaling": SCALING,
     "soak": SOAK,
     "overload": OVERLOAD,

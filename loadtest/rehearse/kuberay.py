@@ -15,10 +15,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from loadtest.rehearse.manifests import HEAD, Manifests, PodTemplate, Tree
 from loadtest.rehearse.pods import Network, Pod
@@ -43,7 +42,7 @@ _COMMON = {  # that KubeRay gives to pods of a RayService
 
 
 @dataclass(kw_only=True)
-class Cluster:
+class PodCluster:
     """A Ray cluster of pods that an operator's thread keeps as the manifests say.
 
     Args:
@@ -60,9 +59,9 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
     network: Network = field(default_factory=Network)
     num_submitted: int = 0
-    said: str = ""  # what Serve said last
-    is_healthy: bool = False  # all deployments, as it said
-    _numbers: Any = field(default_factory=itertools.count)
+    said: str = ""  # by Serve, last
+    is_healthy: bool = False  # all applications and replicas, as it said
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _names: dict[str, str] = field(default_factory=dict)  # of Services, with their addresses
     _endpoints: list[str] = field(default_factory=list)
     _closing: threading.Event = field(default_factory=threading.Event)
@@ -103,6 +102,28 @@ class Cluster:
             return False
         pod.terminate()
         return True
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all groups have their pods, Serve is content, and clients reach all they may."""
+        for template in self.manifests.pods():
+            num_up = sum(1 for pod in self.of(template.group) if pod.is_running and self.is_up(pod))
+            if num_up < template.replicas:
+                return False
+        return self.is_healthy and len(self._endpoints) >= self.num_reachable
+
+    @property
+    def num_reachable(self) -> int:
+        """Pods that the Service sends to, once all are ready: none that its own probe keeps out."""
+        if self.manifests.serve_config.get("proxy_location") == "HeadOnly":
+            return 1
+        open_to_http = [one for one in self._served() if "readinessProbe" not in one.container]
+        return sum(one.replicas for one in open_to_http)
+
+    def state(self) -> str:
+        """Say what Serve said last, and how the pods are."""
+        pods = [f"{p.name}{'' if p.is_running else f' not running {p.problem}'}" for p in self.pods]
+        return f"Serve says {self.said or 'nothing'}; pods: {', '.join(pods)}"
 
     def forget(self) -> None:
         """Drop what Serve said so far, so that only what it says from now on counts."""
@@ -228,15 +249,18 @@ class Cluster:
         return _says_ok(f"http://{pod.address}:{_AGENT_PORT}/api/local_raylet_healthz")
 
     def _find_endpoints(self) -> list[str]:
+        pods = [pod for template in self._served() for pod in self.of(template.group)]
+        return [pod.address for pod in pods if self.is_ready(pod)]
+
+    def _served(self) -> list[PodTemplate]:
+        """Return the templates whose pods the Service selects, if they are ready."""
         leaves_out = {HEAD} if self.manifests.service.get("excludeHeadPodFromServeSvc") else set()
-        templates = [one.group for one in self.manifests.pods() if one.group not in leaves_out]
-        return [pod.address for group in templates for pod in self.of(group) if self.is_ready(pod)]
+        return [one for one in self.manifests.pods() if one.group not in leaves_out]
 
     # --- Serve --------------------------------------------------------------------------------
 
     def _is_head_up(self) -> bool:
-        [*heads] = self.of(HEAD)
-        return bool(heads) and heads[0].is_running and self._ask("GET") is not None
+        return any(pod.is_running for pod in self.of(HEAD)) and self._ask("GET") is not None
 
     def _submit(self) -> None:
         """Give the config to Serve; not again while it is the same, whatever becomes of it."""
@@ -247,21 +271,19 @@ class Cluster:
         answer = self._ask("GET")
         if answer is None:
             return
-        apps = answer.get("applications", {})
-        self.said = str(
-            {name: (a["status"], a.get("message", "")[:300]) for name, a in apps.items()}
+        apps = answer.get("applications", {}).values()
+        deployments = [one for app in apps for one in app["deployments"].values()]
+        replicas = [replica for one in deployments for replica in one.get("replicas", ())]
+        states = {f"{one['name']}: {one['status']}" for one in deployments}
+        self.said = "; ".join(f"{app['status']} {app.get('message', '')[:300]}" for app in apps)
+        self.said += f" ({', '.join(sorted(states))})"
+        # None of the replicas starts, moves or ends.
+        self.is_healthy = (
+            bool(apps)
+            and all(app["status"] == "RUNNING" for app in apps)
+            and all(one["status"] == "HEALTHY" for one in deployments)
+            and all(replica["state"] == "RUNNING" for replica in replicas)
         )
-        deployments = [one for app in apps.values() for one in app["deployments"].values()]
-        states = [r["state"] for one in deployments for r in one.get("replicas", ())]
-        self.is_healthy = all(one["status"] == "HEALTHY" for one in deployments) and all(
-            state == "RUNNING"
-            for state in states  # none that starts, moves or ends
-        )
-
-    @property
-    def is_serving(self) -> bool:
-        """True if Serve says that all applications run, and the Service has an endpoint."""
-        return "'RUNNING'" in self.said and bool(self._endpoints)
 
     def _ask(self, method: str, config: Tree | None = None) -> Tree | None:
         heads = self.of(HEAD)
@@ -305,8 +327,8 @@ def _says_ok(url: str) -> bool:
         return False
 
 
-def wait_until(happened: Any, limit_s: float, step_s: float = 0.5) -> float:
-    """Wait until `happened()`; return the seconds it took.
+def wait_until(happened: Callable[[], bool], limit_s: float, step_s: float = 0.5) -> None:
+    """Wait until `happened()`.
 
     Raises:
         TimeoutError: it did not within `limit_s`.
@@ -316,4 +338,3 @@ def wait_until(happened: Any, limit_s: float, step_s: float = 0.5) -> float:
         if time.monotonic() - began_s > limit_s:
             raise TimeoutError(f"not within {limit_s:g} s")
         time.sleep(step_s)
-    return time.monotonic() - began_s

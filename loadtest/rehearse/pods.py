@@ -22,7 +22,11 @@ from typing import IO, Any
 from loadtest.rehearse.manifests import PodTemplate, Tree
 
 _ENTER = ("ip", "netns", "exec")
-_APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+# A pod ends with this process, however that ends.
+_APART = (
+    *("setpriv", "--pdeathsig", "KILL"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+)
 _SETUP_LIMIT_S = 20.0
 _END_LIMIT_S = 20.0
 
@@ -49,17 +53,7 @@ class Network:
             with contextlib.suppress(subprocess.CalledProcessError):  # of one that was killed
                 _ip(*stale)
         _ip("netns", "add", namespace)
-        _ip(
-            "link",
-            "add",
-            link,
-            "type",
-            "veth",
-            "peer",
-            "eth0",
-            "netns",
-            namespace,
-        )
+        _ip("link", "add", link, *["type", "veth", "peer", "eth0", "netns"], namespace)
         _ip("link", "set", link, "master", self.name, "up")
         for words in (
             ("addr", "add", f"{address}/24", "dev", "eth0"),

@@ -291,6 +291,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         dest="constants",
         type=_constant,
         nargs="+",
+        action="extend",
         default=[],
         metavar="MODULE.NAME=VALUE",
         help="constants of router/planning, for this run",

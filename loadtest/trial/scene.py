@@ -12,6 +12,7 @@ from typing import Any
 from loadtest.client.streams import Failure, Load
 from loadtest.frame.claims import Claim, Row
 from loadtest.frame.experiment import Result
+from loadtest.rehearse.kuberay import PodCluster
 from loadtest.service.attached import Attached
 from loadtest.service.cluster import PrivateCluster
 from loadtest.service.parts import FaultService
@@ -56,7 +57,7 @@ class Scene:
         terms: see `Trial`.
         config: the parsed config that is served now.
         result: what was found so far.
-        base_url, service, cluster, watched: of the service, as far as the place has them.
+        base_url, service, cluster, pods, watched: of the service, as far as the place has them.
         loads: all; `running`: those that run now.
         watch: the looks of the trial.
         problems: with the event that happens now.
@@ -75,6 +76,7 @@ class Scene:
     base_url: str = ""
     service: Served | Attached | None = None
     cluster: PrivateCluster = field(init=False)
+    pods: PodCluster = field(init=False)
     watched: FaultService = field(init=False)
     watch: Watch[Any] = field(init=False)
     loads: Sequence[Load] = ()

@@ -38,7 +38,7 @@ def test_what_is_taken_computes_what_the_reference_does(
 
 
 def test_this_device_has_a_kernel_for_a_page_that_auto_tries(cuda: torch.device) -> None:
-    """From Ampere on, with nothing else installed: if not, the notes are wrong."""
+    """The kernel serves from Ampere on with nothing else installed, as the notes say."""
     if torch.cuda.get_device_capability(cuda) < (8, 0):
         pytest.skip("older than Ampere: no kernel here is for it")
     tried = [sizes(block_size, 64, 2, torch.bfloat16) for block_size in GPU_BLOCKS]

@@ -197,11 +197,22 @@ def test_replicas_at_their_most_find_machines() -> None:
     limits = router["template"]["spec"]["containers"][0]["resources"]["limits"]
     has = {"num_cpus": int(limits["cpu"]), "memory": int(router["rayStartParams"]["memory"])}
     for kind, of_a_pod in has.items():
-        # Whoever asks for two fifths of a pod at most leaves no more than that of it empty.
         each = {name: options[name][kind] for name in ("Router", "Constraint")}
-        assert sum(most[name] * each[name] for name in each) <= router["maxReplicas"] * (
-            of_a_pod - max(each.values())
-        )
+        asked = sum(most[name] * each[name] for name in each)
+        assert asked <= router["maxReplicas"] * of_a_pod
+        assert sum(each.values()) <= of_a_pod, "a pod holds one of each"
+
+
+def test_a_lost_pod_takes_one_router_and_one_constraint_replica() -> None:
+    service = ray_service()
+    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    deployments = {deployment["name"]: deployment for deployment in application["deployments"]}
+    router = groups(service)["router"]
+    for name in ("Router", "Constraint"):
+        scaling = deployments[name]["autoscaling_config"]
+        assert deployments[name]["max_replicas_per_node"] == 1
+        assert scaling["min_replicas"] <= router["minReplicas"]
+        assert scaling["max_replicas"] <= router["maxReplicas"]
 
 
 # --- monitoring -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What Kubernetes and KubeRay make of the manifests as built: start, drain, loss, release."""
+"""Kubernetes and KubeRay bring the built manifests up: start, drain, loss, release."""
 
 from __future__ import annotations
 

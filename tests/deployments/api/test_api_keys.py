@@ -263,7 +263,7 @@ def test_a_limit_that_is_wrong_is_named_and_its_key_opens_nothing(
 
 
 async def asked_as(key: str, keys: ApiKeys, **fields: Any) -> GenerationRequest:
-    """What the generator is asked for by a client with that key."""
+    """Return the request that reaches the generator from a client with that key."""
     generator = ScriptedGenerator()
     app = create_app(http_service(generator, api_keys=keys))
     async with httpx.AsyncClient(

@@ -1,4 +1,4 @@
-"""What sessions lost, as metrics."""
+"""The losses of sessions, as metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was with too many lost replicas is refused for some minutes, and nothing else."""
+"""A request that was with too many lost replicas is refused for some minutes, no other is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may be chosen for a lease, without a cluster."""
+"""A lost replica is no choice for a lease; no cluster is needed to see that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE = DeploymentID("Target", "app")
 
 
 class Replica:
-    """What the router must know of a replica to choose it."""
+    """A replica as far as the router must know it to choose it."""
 
     node_id, availability_zone = "node", None
     multiplexed_model_ids: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""What a rehearsal reads from manifests, and the rules by which it keeps them."""
+"""A rehearsal reads manifests, replaces what it names, and keeps KubeRay's rules."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.rehearse.kuberay import allows_eviction
+from loadtest.experiments.rehearse import REHEARSE, obstacles
+from loadtest.rehearse.kuberay import PodCluster, allows_eviction
 from loadtest.rehearse.manifests import Manifests, num_bytes
 from loadtest.rehearse.substitutions import substituted_config, substituted_job
 from loadtest.report.machine import ROOT
+from loadtest.trial.command import choose
 from tests.k8s.test_manifests import built
 
 ROUTER = {"outrider/role": "router"}
@@ -36,13 +38,33 @@ def test_pods_are_those_of_the_groups() -> None:
     assert [store.group for store in manifests("base").stores] == ["outrider-redis"]
 
 
+def test_clients_reach_router_pods_or_the_head_that_has_the_only_proxy(tmp_path: Path) -> None:
+    if obstacles():
+        pytest.skip(f"a rehearsal cannot be here: {', '.join(obstacles())}")
+    for folder, number in (("base", 2), ("overlays/one-gpu", 1)):
+        cluster = PodCluster(manifests=manifests(folder), folder=tmp_path, environment={})
+        try:
+            assert cluster.num_reachable == number, folder
+        finally:
+            cluster.close()
+
+
+@pytest.mark.parametrize("word", ["drain:nobody", "restart:router", "router"])
+def test_an_event_that_there_is_not_is_refused_before_anything_starts(word: str) -> None:
+    if obstacles():
+        pytest.skip(f"a rehearsal cannot be here: {', '.join(obstacles())}")
+    chosen = choose(REHEARSE, is_quick=True, given=[f"events={word}"])
+    with pytest.raises(ValueError, match=f"events: must be drain:GROUP .* got '{word}'"):
+        chosen.run(lambda result: None)
+
+
 def test_one_gpu_has_one_group_beside_the_head() -> None:
     assert [pod.group for pod in manifests("overlays/one-gpu").pods()] == ["head", "gpu"]
 
 
 def test_a_folder_that_is_none_is_refused_with_the_reason(tmp_path: Path) -> None:
     built("base")
-    with pytest.raises(RuntimeError, match="kustomization"):
+    with pytest.raises(ValueError, match="kustomization"):
         Manifests.of(tmp_path)
 
 

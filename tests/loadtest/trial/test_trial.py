@@ -163,3 +163,9 @@ def test_every_trial_has_a_smallest_form_of_its_own_terms(name: str) -> None:
     one = TRIALS[name]
     assert one.quick.keys() <= one.terms.keys()
     assert one.claims_of([], Terms(**one.terms)) == []
+
+
+def test_terms_that_are_given_one_by_one_all_count(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["rolling", "--set", "streams=many", "--set", "changes=1"])
+    assert "streams must be like 8, got 'many'" in capsys.readouterr().err

@@ -305,6 +305,28 @@ def test_a_probe_whose_session_leaves_blocks_nobody() -> None:
     assert other.plan(MODEL, 8).is_probe
 
 
+def until_the_next_probe(reading_s: float) -> float:
+    """Seconds from a probe to the next one, where the drafter read the text before the first."""
+    world = World(DEAR)
+    session = world.add()
+    world.rounds([session], 40)
+    world.now_s += 100.0
+    waiting = session.plan(MODEL, 8, is_ready=False)
+    assert waiting.reason == "probes soon"
+    world.now_s += reading_s
+    session.observe_round(waiting, 2, 1e3 * reading_s)
+    (probe,) = world.round([session])
+    assert probe.is_probe
+    began_s = world.now_s
+    while not drafted(world.round([session])):
+        assert world.now_s < began_s + 100.0
+    return world.now_s - began_s
+
+
+def test_the_time_in_which_its_drafter_reads_the_text_is_paid_for_too() -> None:
+    assert until_the_next_probe(0.3) >= until_the_next_probe(0.0) + 20.0
+
+
 def test_a_probe_weighs_more_than_what_was_seen_long_ago() -> None:
     world = World(Machine(row_ms=1.0, step_ms=6.0, acceptance=0.0))
     session = world.add()

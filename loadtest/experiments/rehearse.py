@@ -1,0 +1,177 @@
+"""Brings the manifests up on this machine as they are, and plays what happens to a cluster.
+
+Each pod is a set of namespaces, with its own files, processes and address; making them needs root.
+`loadtest/rehearse` has KubeRay's rules, and the list of what is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.client.cases import constrained_cases, free_cases
+from loadtest.client.streams import FaultLoad, Load
+from loadtest.rehearse.gateway import Gateway
+from loadtest.rehearse.kuberay import PodCluster, wait_until
+from loadtest.rehearse.manifests import HEAD, Manifests
+from loadtest.rehearse.substitutions import SUBSTITUTIONS
+from loadtest.report.machine import ROOT
+from loadtest.trial.scene import Event, Scene
+from loadtest.trial.trial import Place, Trial
+
+_KEY = "a-key-of-the-rehearsal"
+_KEPT = ("PATH", "HOME", "LANG", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "NUMBA_CPU_NAME")
+_TOOLS = ("kubectl", "redis-server", "ip", "setpriv", "unshare", "nsenter")
+_INSTALL_LIMIT_S, _SETTLE_LIMIT_S = 900.0, 600.0
+_AFTER_S = 10.0  # of load once all is whole again
+DRAIN, LOSE = "drain", "lose"
+
+
+def obstacles() -> list[str]:
+    """Return what a rehearsal lacks on this machine."""
+    missing = [f"{name} is not installed" for name in _TOOLS if shutil.which(name) is None]
+    return missing if os.geteuid() == 0 else ["this is not root", *missing]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed(Place):
+    """The pods of the folder of manifests that the terms name."""
+
+    @contextlib.contextmanager
+    def opened(self, scene: Scene, path: Path, is_clean: Callable[[], bool]) -> Iterator[None]:
+        """See `Place`; the first install is over then, and its time is noted.
+
+        Raises:
+            ValueError: something is not there that it needs, or the terms name no such event.
+        """
+        if lacking := obstacles():
+            raise ValueError(f"a rehearsal cannot be here: {', '.join(lacking)}")
+        manifests = Manifests.of(ROOT / scene.terms.folder)
+        _check_events(scene.terms.events, [pod.group for pod in manifests.pods()])
+        scene.result.extra["replaced"] = SUBSTITUTIONS
+        folder = Path(tempfile.mkdtemp(prefix="or-rehearse-"))
+        (folder / "secrets").mkdir()
+        key = hashlib.sha256(_KEY.encode()).hexdigest()
+        (folder / "secrets" / "keys").write_text(f"tests {key}\n", encoding="utf-8")
+        scene.pods = PodCluster(
+            manifests=manifests,
+            folder=folder,
+            environment={name: os.environ[name] for name in _KEPT if name in os.environ},
+            fetch_s=scene.terms.fetch_s,
+        )
+        gateway = Gateway(scene.pods.endpoints)
+        scene.base_url = gateway.url
+        print(f"the pods' logs are in {folder}", flush=True)
+        try:
+            began_s = time.monotonic()
+            scene.pods.start()
+            await_whole(scene, _INSTALL_LIMIT_S)
+            figures = {
+                "whole_s": time.monotonic() - began_s,
+                "endpoints": float(len(scene.pods.endpoints())),
+            }
+            scene.note("manifests", "first install", figures)
+            print(f"first install: {figures}", flush=True)
+            yield
+        finally:
+            scene.pods.close()
+            gateway.close()
+            if is_clean():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def await_whole(scene: Scene, limit_s: float) -> None:
+    """Wait until all pods run, Serve says all is well, and each router pod is reached.
+
+    Raises:
+        TimeoutError: they do not within `limit_s`; with what Serve said, and the pods.
+    """
+    try:
+        wait_until(lambda: scene.pods.is_whole, limit_s)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {scene.pods.state()}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodGoes(Event):
+    """A pod goes: drained with its node, or lost with it. Over when all is whole again.
+
+    A drained pod may live on for its grace period, as long as clients keep connections to it.
+
+    Attributes:
+        group: of the pod.
+        how: DRAIN or LOSE.
+    """
+
+    group: str
+    how: str
+    workload: str = "manifests"
+
+    def happen(self, scene: Scene) -> Mapping[str, float]:
+        """See `Event`."""
+        began_s = time.monotonic()
+        pod = scene.pods.of(self.group)[0]
+        if self.how == LOSE:
+            pod.kill()
+        elif not scene.pods.evict(pod):
+            scene.problems.append("its disruption budget allows no eviction")
+            return {}
+        scene.pods.forget()
+        try:
+            await_whole(scene, _SETTLE_LIMIT_S)
+        except TimeoutError as error:
+            scene.problems.append(str(error))
+        whole_s = time.monotonic() - began_s
+        time.sleep(_AFTER_S)
+        return {"whole_s": whole_s}
+
+
+def _check_events(words: Sequence[str], groups: Sequence[str]) -> None:
+    for word in words:
+        how, _, group = word.partition(":")
+        if how not in (DRAIN, LOSE) or group not in groups:
+            known = ", ".join(groups)
+            raise ValueError(
+                f"events: must be {DRAIN}:GROUP or {LOSE}:GROUP with a group of {known}, "
+                f"got {word!r}"
+            )
+
+
+def _events(scene: Scene) -> Iterator[Event]:
+    for word in scene.terms.events:
+        how, _, group = word.partition(":")
+        # Streams end with their router, and nobody resumes them yet.
+        is_noticed = how == LOSE and group == "router"
+        yield PodGoes(way=f"{how} {group}", group=group, how=how, is_noticed=is_noticed)
+
+
+def _streams(scene: Scene) -> Sequence[Load]:
+    number = scene.terms.streams
+    cases = [*free_cases(number), *constrained_cases(number)]
+    return [FaultLoad(scene.base_url, cases, api_key=_KEY)]
+
+
+REHEARSE = Trial(
+    question="do the manifests come up, and does any stream notice when a pod goes",
+    terms={
+        "folder": "k8s/base",  # of a kustomization, from the repository's root
+        "events": (
+            *(f"{DRAIN}:{group}" for group in ("router", "draft", "target")),
+            *(f"{LOSE}:{group}" for group in (HEAD, "draft", "target", "router")),
+        ),
+        "streams": 3,  # free ones, and as many constrained
+        "fetch_s": 30.0,  # that the models take to come
+    },
+    quick={"events": (f"{DRAIN}:router",), "streams": 2, "fetch_s": 4.0},
+    place=Rehearsed(is_watched=False),
+    loads=_streams,
+    events=_events,
+    steady_s=120.0,
+)
