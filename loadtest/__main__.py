@@ -36,7 +36,10 @@ from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
 from loadtest.trial.command import choose
 
-_OF_TRIALS = {"config": None, "set": ()}  # options that no experiment has, and unused
+_OF_TRIALS: dict[str, Any] = {
+    "config": None,
+    "set": [],
+}  # options that no experiment has, and unused
 _OF_BOTH = {
     *("name", "list", "page", "summary", "quick", "output", "threads", "device", "dtype", "url"),
     *_OF_TRIALS,
@@ -383,14 +386,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     llama.add_options(add)
     add("--resume", action="store_true", help="go on with --output where it was cut")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="terms of a trial",
-    )
+    extended: Any = {"nargs": "+", "action": "extend", "default": []}
+    add("--set", **extended, metavar="NAME=VALUE", help="terms of a trial")
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")
     add("--url", action="append", help="of a service that runs, if NAME can ask one")
     add("--output", type=Path, help="JSON file for the record; a picture goes next to it")

@@ -101,6 +101,8 @@ def test_no_budget_counts_pods_that_kubernetes_cannot_count(resources: list[Tree
         assert "maxUnavailable" not in spec
         assert isinstance(spec["minAvailable"], int)
         role = spec["selector"]["matchLabels"]["outrider/role"]
+        if role == "head":  # on purpose: an operator deletes its pod
+            continue
         assert spec["minAvailable"] < groups(service)[role]["minReplicas"], "no drain would end"
 
 
