@@ -293,6 +293,20 @@ class Pool(Protocol, Generic[Request_contra, Reply_co]):
 
 
 EnginePool = Pool[EngineRequest, EngineReply]
+
+
+@runtime_checkable
+class PlacedPool(Protocol):
+    """An engine pool of several replicas that may choose by what each has in its cache."""
+
+    def near(self, prefix_key: str) -> EnginePool:
+        """Return the same pool for texts that begin alike: leases prefer the same replica.
+
+        The key has the salt in it, because a text finds nothing that others left.
+        """
+        ...
+
+
 EngineLease = Lease[EngineRequest, EngineReply]
 ConstraintPool = Pool[ConstraintRequest, ConstraintReply]
 ConstraintLease = Lease[ConstraintRequest, ConstraintReply]

@@ -40,7 +40,7 @@ from router.logprobs import LogprobsOutbox
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession
 from router.planning.fixed import FixedPlanner
-from router.ports import Chooser, DrafterTraits, EnginePool, TaskClass, Verifier
+from router.ports import Chooser, DrafterTraits, EnginePool, PlacedPool, TaskClass, Verifier
 from router.remote.closing import close_in_time
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
@@ -364,8 +364,10 @@ class _Builder:
             cache_salt=self._request.cache_salt,
             max_len=max_len,
         )
-        services = self._services
+        services, key = self._services, self._request.prefix_key
         losses = services.losses.of(is_target=pool is services.target_pool)
+        if key and isinstance(pool, PlacedPool):
+            pool = pool.near(f"{self._request.cache_salt} {key}")
         return EngineClient(pool, template, services.limits, self._constrainer, losses)
 
     def _planner(self) -> SessionPlanner:

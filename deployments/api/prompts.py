@@ -5,6 +5,8 @@ A prompt that cannot fit in the context window is refused before it is tokenised
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +21,20 @@ from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
 from router.predicted_text import PredictedText
 
+_LEAST_PREFIX_TOKENS = 256  # a shorter prefill costs less than a fuller batch
 _END_CHARS = 128  # more than a template writes after the last message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation up to the assistant's next turn, and the end of its text."""
+    """The prompt of a conversation up to the assistant's next turn, and the end of its text.
+
+    All turns of a chat have the same `prefix_key`.
+    """
 
     ids: list[int]
     end: str
+    prefix_key: str
 
 
 def chat_prompt(
@@ -45,7 +52,14 @@ def chat_prompt(
     """
     pieces = tokenizer.chat_pieces(messages, tools, settings)
     _check_text(pieces, tokenizer, max_model_len, "messages")
-    return ChatPrompt(tokenizer.encode_pieces(pieces), pieces[-1][-_END_CHARS:])
+    ids = tokenizer.encode_pieces(pieces)
+    key = _prefix_key(len(ids), [_first_turns(messages), tools])
+    return ChatPrompt(ids, pieces[-1][-_END_CHARS:], key)
+
+
+def text_prefix_key(prompt_ids: Sequence[int]) -> str:
+    """Return the key of a raw prompt for the choice of a replica, see `_prefix_key`."""
+    return _prefix_key(len(prompt_ids), list(prompt_ids[:_LEAST_PREFIX_TOKENS]))
 
 
 def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> list[int]:
@@ -150,6 +164,19 @@ def _answer_ids(
             path=path,
         )
     return tuple(ids)
+
+
+def _prefix_key(num_tokens: int, begins: object) -> str:
+    """Return the same key for prompts that begin alike, as JSON; "" where prefill is short."""
+    if num_tokens < _LEAST_PREFIX_TOKENS:
+        return ""
+    return hashlib.blake2b(json.dumps(begins, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _first_turns(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the messages up to the first of the user: what all turns of a chat begin with."""
+    num = next((n for n, one in enumerate(messages, 1) if one.get("role") == "user"), len(messages))
+    return messages[:num]
 
 
 def _check_text(texts: Sequence[str], tokenizer: Tokenizer, max_model_len: int, param: str) -> None:

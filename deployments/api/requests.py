@@ -7,12 +7,19 @@ limits that come from the config.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from deployments.api.history.turns import turns_of
 from deployments.api.lookahead.asked import lookahead_of, rule_of
-from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
+from deployments.api.prompts import (
+    chat_prompt,
+    checked_ids,
+    choice_ids,
+    predicted_text,
+    text_ids,
+    text_prefix_key,
+)
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_constraint
 from deployments.api.schemas.requests import (
@@ -102,7 +109,7 @@ def prepare_turn(
     prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
     prompts = [(prompt.ids, max_tokens)]
     [prepared] = _prepared(request, model, request_id, turn, prompts, prediction)
-    return prepared, turn
+    return replace(prepared, prefix_key=prompt.prefix_key), turn
 
 
 def prepare_completions(
@@ -127,7 +134,9 @@ def prepare_completions(
             ids = checked_ids(prompt, model.tokenizer, model.max_model_len, param)
         prompts.append((ids, _max_tokens(request.max_tokens, len(ids), model, param, "max_tokens")))
     turn = asked_text(asked_constraint(request.response_format, request.structured_outputs))
-    return _prepared(request, model, request_id, turn, prompts), turn
+    prepared = _prepared(request, model, request_id, turn, prompts)
+    keys = (text_prefix_key(ids) for ids, _ in prompts)
+    return [replace(one, prefix_key=key) for one, key in zip(prepared, keys, strict=True)], turn
 
 
 def _check_choices(n: int, model: ServedModel, num_prompts: int) -> None:

@@ -229,6 +229,11 @@ class RouterConfig(Section):
     max_queued_sessions: PositiveInt = Field(
         default=128, description="sessions that wait beyond that; further ones get 429"
     )
+    prefix_aware_leases: bool = Field(
+        default=True,
+        description="conversations that begin alike prefer the replica that may hold their KV, "
+        "while it is not fuller than others; false: always the emptier of two",
+    )
     max_rollouts: PositiveInt = Field(
         default=32,
         description="roll-outs of look-aheads that one router replica runs at once, each a place "

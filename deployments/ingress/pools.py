@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -22,6 +23,7 @@ from models.protocol.errors import LossReason, Unavailable
 from models.protocol.messages import (
     ConstraintReply,
     EngineReply,
+    EngineRequest,
     LeaseGrant,
     LeaseRefused,
     LeaseRequest,
@@ -101,15 +103,20 @@ class ServePool(Generic[Request, Reply]):
         self._links = links
         self._reply_type = reply_type
 
-    async def lease(self, session_id: str, *, timeout_s: float) -> ServeLease[Request, Reply]:
-        """See `router.ports.Pool.lease`. Asks again until `timeout_s` when replicas refuse."""
+    async def lease(
+        self, session_id: str, *, timeout_s: float, prefix_key: str = ""
+    ) -> ServeLease[Request, Reply]:
+        """See `router.ports.Pool.lease`. Asks again until `timeout_s` when replicas refuse.
+
+        Texts of the same `prefix_key` prefer the same replica, see `serve/lease_router.py`.
+        """
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         refusal = "all replicas are busy or starting"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        return await self._lease_once(session_id)
+                        return await self._lease_once(session_id, prefix_key)
                     except (*CALL_ERRORS, StopAsyncIteration) as error:
                         refusal = first_line(error)
                     except _Refused as error:
@@ -122,8 +129,10 @@ class ServePool(Generic[Request, Reply]):
                 f"{refusal}"
             ) from None
 
-    async def _lease_once(self, session_id: str) -> ServeLease[Request, Reply]:
-        request = LeaseRequest(session_id=session_id, public_key=self._links.public_key)
+    async def _lease_once(self, session_id: str, prefix_key: str) -> ServeLease[Request, Reply]:
+        request = LeaseRequest(
+            session_id=session_id, public_key=self._links.public_key, prefix_key=prefix_key
+        )
         stream = cast("DeploymentResponseGenerator[Any]", self._lease_handle.remote(request))
         try:
             grant: LeaseGrant | LeaseRefused = await anext(stream)
@@ -137,9 +146,34 @@ class ServePool(Generic[Request, Reply]):
         return ServeLease(grant, channel, stream, session_id)
 
 
-def engine_pool(handle: DeploymentHandle[Any], links: LinkClient) -> EnginePool:
+class PlacedServePool(ServePool[EngineRequest, EngineReply]):
+    """Implements `router.ports.PlacedPool`: leases prefer a replica by how the text begins."""
+
+    def near(self, prefix_key: str) -> EnginePool:
+        """See `router.ports.PlacedPool.near`."""
+        return _NearPool(self, prefix_key)
+
+
+@dataclass(frozen=True, slots=True)
+class _NearPool:
+    """Implements `router.ports.EnginePool` for texts of one beginning."""
+
+    pool: PlacedServePool
+    prefix_key: str
+
+    async def lease(
+        self, session_id: str, *, timeout_s: float
+    ) -> ServeLease[EngineRequest, EngineReply]:
+        """See `router.ports.Pool.lease`."""
+        return await self.pool.lease(session_id, timeout_s=timeout_s, prefix_key=self.prefix_key)
+
+
+def engine_pool(
+    handle: DeploymentHandle[Any], links: LinkClient, *, prefix_aware: bool = True
+) -> EnginePool:
     """Leases on the replicas of a Draft or Target deployment."""
-    return ServePool(handle, links, EngineReply)
+    make = PlacedServePool if prefix_aware else ServePool
+    return make(handle, links, EngineReply)
 
 
 def constraint_pool(handle: DeploymentHandle[Any], links: LinkClient) -> ConstraintPool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,11 @@ class Router:
         bring(Path(config.tokenizer_path), logger.info, weights=False)
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         others = [target, *drafts.values(), constraint]
+        engines = partial(engine_pool, links=self._links, prefix_aware=config.prefix_aware_leases)
         self._service = RouterService(
             config,
-            target=engine_pool(target, self._links),
-            drafts={pool: engine_pool(handle, self._links) for pool, handle in drafts.items()},
+            target=engines(target),
+            drafts={pool: engines(handle) for pool, handle in drafts.items()},
             constraint=constraint_pool(constraint, self._links),
             heads=heads,
             elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),

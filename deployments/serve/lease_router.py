@@ -6,7 +6,8 @@ length that it knows. The replica looks emptier than all others as its sessions 
 Here a choice that has not answered within `ANSWER_LIMIT_S` counts as unavailable. Serve then
 forgets its queue length, so it is no choice until it answers a probe. Serve chooses again for the
 same request, which keeps its place in the queue. A replica that this process avoids (`avoided`) is
-chosen only where there is no other.
+chosen only where there is no other. A request with a `prefix_key` first tries the replica that
+texts of that beginning go to (`nearest`). It does so while that one is not fuller than others.
 
 Ray calls this in the process that holds the handle, in one event loop. The interface is
 Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, cast
 
 from ray.exceptions import ActorUnavailableError
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from deployments.serve.avoided import avoided
+from deployments.serve.nearest import has_room, nearest
 from deployments.serve.private import power_of_two_choices
+from models.protocol.leases import LeaseRequest
 
 # Accepting takes milliseconds, on an overloaded laptop tenths; a longer wait would cost each
 # session that meets a stopped replica a noticeable pause, a shorter one doubles leases for nothing.
@@ -60,15 +63,48 @@ class LeaseRouter(_PowerOfTwoChoices):
         """See `RequestRouter.create_replica_wrapper`."""
         return LeaseReplica(replica_info)
 
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """See `RequestRouter.choose_replicas`; the nearest is asked before any other."""
+        others = await super().choose_replicas(candidate_replicas, pending_request)
+        key = _prefix_key(pending_request)
+        preferred = self._preferred(key) if key else None
+        return others if preferred is None else [[preferred], *others]
+
+    def _preferred(self, prefix_key: str) -> RunningReplica | None:
+        """Return the replica that a key prefers, unless it is too full for that."""
+        ids = {replica_id.unique_id: replica_id for replica_id in self.curr_replicas}
+        avoided_now = avoided.names()
+        name = nearest(prefix_key, (one for one in ids if one not in avoided_now))
+        # Serve knows a load for some seconds after it was told. An unknown one counts as empty.
+        loads = {one: self.replica_queue_len_cache.get(ids[one]) or 0 for one in ids}
+        load = loads.pop(name, 0)
+        if not loads or not has_room(load, min(loads.values())):
+            return None
+        return cast("RunningReplica | None", self.curr_replicas.get(ids.get(name)))
+
+    def _get_pending_request_matching_metadata(self, request_metadata: Any = None) -> Any:
+        """See `FIFOMixin`: a choice for the sake of a key is for its request, not the oldest."""
+        own = self._get_pending_request_matching_internal_request_id(request_metadata)
+        return own if _prefix_key(own) else None
+
     def apply_locality_routing(self, pending_request: PendingRequest | None = None) -> Any:
         """See `LocalityMixin.apply_locality_routing`; without avoided replicas, while others are
         there."""
-        nearest = super().apply_locality_routing(pending_request)
+        closest = super().apply_locality_routing(pending_request)
         names = avoided.names()
         if not names:
-            return nearest
+            return closest
         everywhere = super().apply_locality_routing()
-        return _without(names, nearest) or _without(names, everywhere) or nearest
+        return _without(names, closest) or _without(names, everywhere) or closest
+
+
+def _prefix_key(pending_request: PendingRequest | None) -> str:
+    asked = next(iter(pending_request.args), None) if pending_request is not None else None
+    return asked.prefix_key if isinstance(asked, LeaseRequest) else ""
 
 
 def _without(names: Collection[str], replica_ids: Iterable[Any]) -> set[Any]:

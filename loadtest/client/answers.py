@@ -27,7 +27,8 @@ class Answer:
     Attributes:
         began_s, ended_s: when the request was sent and when the last of its answer had come.
         first_text_s, last_text_s: when text came first and last; None: none did.
-        num_completion_tokens: by the usage event; 0 where there was none.
+        num_completion_tokens, num_prompt_tokens, num_cached_tokens: by the usage event; 0 where
+            there was none. The last are those of the prompt that the target had already.
         speculation: the last event's `metrics.speculative_decoding`.
         reasoning: what a model that thinks has thought, where the server tells it apart.
         logprobs: of the choice, in the blocks in which they came and the route's own shape.
@@ -46,6 +47,8 @@ class Answer:
     first_text_s: float | None = None
     last_text_s: float | None = None
     num_completion_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     speculation: dict[str, Any] = field(default_factory=dict)
     reasoning: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -119,8 +122,12 @@ class Answer:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             if choice.get("logprobs"):
                 self.logprobs.append(choice["logprobs"])
-        if event.get("usage"):
-            self.num_completion_tokens = int(event["usage"].get("completion_tokens", 0))
+        if usage := event.get("usage"):
+            self.num_completion_tokens = int(usage.get("completion_tokens", 0))
+            self.num_prompt_tokens = int(usage.get("prompt_tokens", 0))
+            self.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get(
+                "cached_tokens", 0
+            )
         metrics = event.get("metrics") or {}
         self.speculation = metrics.get("speculative_decoding") or self.speculation
         self.details = event.get("speculation_details") or self.details

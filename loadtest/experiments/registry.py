@@ -21,6 +21,7 @@ from loadtest.experiments.same import SAME
 from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.experiments.study import PARTS, STRUCTURE, STUDY
 from loadtest.experiments.trials import FAULTS, SCALING
+from loadtest.experiments.turns import TURNS
 from loadtest.frame.experiment import Experiment
 from loadtest.frame.stages import Models, Opener
 from loadtest.trial.trial import Trial
@@ -33,6 +34,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "llama-349m": LLAMA_349M,
     "llama-smollm2": LLAMA_SMOLLM2,
     "llama-http": LLAMA_HTTP,
+    "turns": TURNS,
     "overhead": OVERHEAD,
     "first-text": FIRST_TEXT,
     "passes": PASSES,

@@ -14,10 +14,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks a replica to admit one session from the router that owns `public_key` (CURVE, Z85)."""
+    """Asks a replica to admit one session from the router that owns `public_key` (CURVE, Z85).
+
+    The choice of the replica reads `prefix_key`: texts that begin alike have the same; "" is none.
+    """
 
     session_id: str
     public_key: str
+    prefix_key: str = ""
 
 
 class LeaseRefused(msgspec.Struct, frozen=True, kw_only=True):

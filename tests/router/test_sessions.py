@@ -369,3 +369,26 @@ async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
     assert [type(message) for message in engine.received].count(Open) == 1
     assert not any(isinstance(message, Close) for message in engine.received)
     await session.close()
+
+
+class PlacedScriptedPool(ScriptedPool):
+    """Notes the keys for which it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[str] = []
+
+    def near(self, prefix_key: str) -> ScriptedPool:
+        self.keys.append(prefix_key)
+        return self
+
+
+@pytest.mark.parametrize("key", ["", "begins"])
+async def test_leases_are_asked_for_near_what_begins_alike_under_the_same_salt(key: str) -> None:
+    target, draft = PlacedScriptedPool(), PlacedScriptedPool()
+    for salt in ("a", "b"):
+        asked = dataclasses.replace(request(f"r{salt}"), prefix_key=key, cache_salt=salt)
+        ids, _ = await run(generator(target, draft), asked)
+        assert ids == continuation(PROMPT, 60)
+    expected = ["a begins", "b begins"] if key else []
+    assert target.keys == draft.keys == expected

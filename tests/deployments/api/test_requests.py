@@ -52,6 +52,27 @@ def test_chat_is_the_templates_ids_and_the_models_ends():
     assert request.speculation == SpeculationSettings()
 
 
+def test_the_turns_of_a_chat_have_one_prefix_key_and_short_prompts_none():
+    roomy = served_model(max_model_len=2000)
+    system = {"role": "system", "content": "Be kind. " * 60}
+    hello, bye = ({"role": "user", "content": text} for text in ("hello", "bye"))
+    turns = [system, hello, {"role": "assistant", "content": "hi"}, bye]
+    first, later = chat(roomy, messages=turns[:2]), chat(roomy, messages=turns)
+    assert first.prefix_key == later.prefix_key != ""
+    tool = {"type": "function", "function": {"name": "f"}}
+    others = [chat(roomy, messages=[system, bye]), chat(roomy, messages=turns, tools=[tool])]
+    assert len({first.prefix_key, "", *(one.prefix_key for one in others)}) == 4
+    assert chat(roomy).prefix_key == completion(roomy).prefix_key == ""
+
+
+def test_raw_prompts_that_begin_alike_have_one_prefix_key():
+    roomy = served_model(max_model_len=2000)
+    begins = list(range(40, 240)) * 2
+    one, longer = completion(roomy, prompt=begins[:300]), completion(roomy, prompt=begins)
+    assert one.prefix_key == longer.prefix_key != ""
+    assert completion(roomy, prompt=begins[1:]).prefix_key not in ("", one.prefix_key)
+
+
 def test_a_cache_salt_is_passed_on():
     assert chat().cache_salt == completion(cache_salt=None).cache_salt == ""
     assert chat(cache_salt="team-7").cache_salt == "team-7"

@@ -1,4 +1,4 @@
-"""A lost replica is no choice for a lease; no cluster is needed to see that."""
+"""Which replica a lease is asked of; no cluster is needed to see that."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.request_router import PendingRequest
 
-from deployments.serve import lease_router
+from deployments.serve import lease_router as lease_router_module
 from deployments.serve.avoided import AVOID_S, AvoidedReplicas
 from deployments.serve.lease_router import LeaseRouter
+from deployments.serve.nearest import FEW_SESSIONS, has_room, nearest
+from models.protocol.leases import LeaseRequest
 
 PLACE = DeploymentID("Target", "app")
 
@@ -25,12 +27,33 @@ class Replica:
         self.replica_id = ReplicaID(name, PLACE)
 
 
+def asked(key: str = "") -> PendingRequest:
+    wanted = LeaseRequest(session_id="s", public_key="k", prefix_key=key)
+    return PendingRequest([wanted], {}, metadata=cast("Any", Metadata()))
+
+
+def names_of(replicas: Any) -> set[str]:
+    return {one.replica_id.unique_id for one in replicas}
+
+
 async def chosen(router: Any, num_choices: int = 40) -> set[str]:
-    names, metadata = set(), cast("Any", Metadata())
+    names = set()
     for _ in range(num_choices):
-        [candidates] = await router.choose_replicas([], PendingRequest([], {}, metadata=metadata))
-        names |= {one.replica_id.unique_id for one in candidates}
+        [candidates] = await router.choose_replicas([], asked())
+        names |= names_of(candidates)
     return names
+
+
+def lease_router(*names: str, is_local_first: bool = False) -> Any:
+    router: Any = LeaseRouter(
+        deployment_id=PLACE,
+        handle_source=DeploymentHandleSource.REPLICA,
+        self_node_id="node",
+        prefer_local_node_routing=is_local_first,
+        use_replica_queue_len_cache=True,
+    )
+    router.update_replicas([Replica(name) for name in names])
+    return router
 
 
 class Metadata:
@@ -43,15 +66,8 @@ async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one
 ) -> None:
     now_s = 100.0
     avoided = AvoidedReplicas(lambda: now_s)
-    monkeypatch.setattr(lease_router, "avoided", avoided)
-    source = DeploymentHandleSource.REPLICA
-    router: Any = LeaseRouter(
-        deployment_id=PLACE,
-        handle_source=source,
-        self_node_id="node",
-        prefer_local_node_routing=is_local_first,
-    )
-    router.update_replicas([Replica(name) for name in ("a", "b", "c")])
+    monkeypatch.setattr(lease_router_module, "avoided", avoided)
+    router = lease_router("a", "b", "c", is_local_first=is_local_first)
     assert await chosen(router) == {"a", "b", "c"}
     avoided.add("")
     avoided.add("a")
@@ -63,3 +79,60 @@ async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one
     now_s += AVOID_S
     assert await chosen(router) == {"a", "b", "c"}
     assert not avoided.names()
+
+
+async def first_choice(router: Any, key: str) -> str:
+    """The only replica that is asked first, or "" where two are."""
+    first, *_ = await router.choose_replicas([], asked(key))
+    [*names] = names_of(first)
+    return names[0] if len(names) == 1 else ""
+
+
+def load(router: Any, **num_sessions: int) -> None:
+    for name, number in num_sessions.items():
+        router.on_new_queue_len_info(ReplicaID(name, PLACE), number)
+
+
+async def test_texts_that_begin_alike_go_to_one_replica_whoever_routes_them() -> None:
+    one, other = lease_router("a", "b", "c"), lease_router("c", "b", "a")
+    keys = [f"key {number}" for number in range(60)]
+    places = [await first_choice(one, key) for key in keys]
+    assert places == [await first_choice(other, key) for key in keys]
+    assert {places.count(name) >= 10 for name in "abc"} == {True}, "keys are spread"
+    without = lease_router("a", "b")
+    moved = [await first_choice(without, key) for key in keys]
+    stayed = [(old, new) for old, new in zip(places, moved, strict=True) if old != "c"]
+    assert all(old == new for old, new in stayed), "only the lost replica's keys move"
+
+
+async def test_a_fuller_replica_gets_no_more_for_the_sake_of_its_cache() -> None:
+    router = lease_router("a", "b")
+    key = next(f"{n}" for n in range(99) if nearest(f"{n}", "ab") == "a")
+    load(router, a=FEW_SESSIONS - 1, b=0)
+    assert await first_choice(router, key) == "a"
+    load(router, a=FEW_SESSIONS)
+    assert await first_choice(router, key) == "", "the emptier of two, as for any other"
+    load(router, a=49, b=40)
+    assert await first_choice(router, key) == "a"
+    load(router, a=50)
+    assert await first_choice(router, key) == ""
+    assert not has_room(5, 0)
+
+
+async def test_an_avoided_replica_is_not_preferred_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    avoided = AvoidedReplicas()
+    monkeypatch.setattr(lease_router_module, "avoided", avoided)
+    router = lease_router("a", "b", "c")
+    before = await first_choice(router, "key")
+    avoided.add(before)
+    after = await first_choice(router, "key")
+    assert after not in ("", before)
+    assert await first_choice(lease_router("a"), "key") == "a", "the only one is the only choice"
+
+
+async def test_a_request_without_a_key_or_of_another_kind_is_balanced() -> None:
+    router = lease_router("a", "b", "c")
+    assert await first_choice(router, "") == ""
+    other_kind = PendingRequest(["body"], {}, metadata=cast("Any", Metadata()))
+    [two] = await router.choose_replicas([], other_kind)
+    assert len(two) == 2

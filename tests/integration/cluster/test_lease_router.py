@@ -1,4 +1,4 @@
-"""Leases over real Serve while the process of one of two replicas is stopped."""
+"""Leases over real Serve: near what begins alike, and while one of two replicas is stopped."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray import serve
 
+from models.protocol.leases import LeaseRequest
 from tests.harness.private_serve import private_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -29,26 +30,42 @@ WAIT_S = 60.0  # Serve itself would replace a stopped replica after 90 s here: n
 class Place:
     """Grants leases that name the process that holds them."""
 
-    async def lease(self) -> AsyncGenerator[int, None]:
+    async def lease(self, asked: LeaseRequest | None = None) -> AsyncGenerator[int, None]:
         yield os.getpid()
         await asyncio.Event().wait()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def handle() -> Iterator[Any]:
     with private_serve(2, Path(__file__).parent):
         place: Any = Place
         yield serve.run(place.bind(), name="place", route_prefix=None)
 
 
-async def take(handle: Any, num_leases: int) -> list[int]:
+async def take(handle: Any, num_leases: int, key: str = "") -> list[int]:
     """Who granted so many leases asked for at once; they are given back together at the end."""
-    streams = [handle.options(stream=True, method_name="lease").remote() for _ in range(num_leases)]
+    asked = LeaseRequest(session_id="s", public_key="k", prefix_key=key)
+    lease = handle.options(stream=True, method_name="lease")
+    streams = [lease.remote(asked) for _ in range(num_leases)]
     async with asyncio.timeout(WAIT_S):
         holders = await asyncio.gather(*(anext(stream) for stream in streams))
     for stream in streams:
         stream.cancel()
     return holders
+
+
+async def test_texts_that_begin_alike_are_leased_on_one_replica_while_it_is_no_fuller(
+    handle: Any,
+) -> None:
+    places = {}
+    for key in (f"key {number}" for number in range(12)):
+        [places[key]] = await take(handle, 1, key)
+        assert await take(handle, 3, key) == [places[key]] * 3, key
+    assert len(set(places.values())) == NUM_REPLICAS
+    at_once = await asyncio.gather(*(take(handle, 1, key) for key in places))
+    assert [holder for [holder] in at_once] == list(places.values()), "none gets another's place"
+    crowd = await take(handle, 40, "key 0")
+    assert min(crowd.count(holder) for holder in set(places.values())) >= 10
 
 
 async def test_a_stopped_replica_is_passed_over_until_it_goes_on(handle: Any) -> None:
