@@ -68,6 +68,7 @@ from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.transport.cors import cors
 from deployments.api.transport.paths import PlainPaths
 from deployments.api.transport.settings import HttpConfig
+from deployments.api.writing.resuming import HEADER, Begun
 from deployments.api.writing.sse import EventStream, Waits, WholeJson
 from deployments.serve.instruments import CONTENT_TYPE
 from models.protocol.errors import DeadlineExceeded
@@ -282,10 +283,12 @@ class Handlers:
         return await until_disconnect(request, self._off_loop.run(len(body), made))
 
     async def _complete(
-        self, request: Request, schema: type[Asked], make_job: Callable[[Asked, ServedModel], Job]
+        self, request: Request, schema: type[Asked], make_job: Callable[..., Job]
     ) -> Response:
         record: RequestRecord = request.state.record
         self._service.refuse_when_full(record.tenant)
+        if (last_id := request.headers.get(HEADER)) is not None:
+            make_job = partial(make_job, begun=Begun.read(last_id))
         job = await self._worked(request, schema, make_job)
         record.start(
             self._service.model.name,

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from deployments.api.choices import choices_of
 from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
@@ -24,11 +24,14 @@ from deployments.api.schemas.requests import (
 from deployments.api.writing.chat_writer import ChatWriter
 from deployments.api.writing.details_writer import DetailsWriter
 from deployments.api.writing.obfuscation import sealing
+from deployments.api.writing.resuming import Begun, Marks
 from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.text_writer import Echo, TextWriter
 from deployments.api.writing.writers import AnswerHead, Writer
 from models.protocol.errors import InvalidRequest
 from router.types import GenerationRequest
+
+Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
 
 # The details of a token and of its round have up to 750 bytes, and a stream sends them twice. So
 # they count as 20 logprobs of 75 bytes each.
@@ -52,32 +55,46 @@ class Job:
     encode: Callable[[Iterable[bytes]], bytes] = encode_events  # bodies as events of a stream
     done: bytes = DONE  # the end of a stream without a fault
     failed: Callable[[bytes], bytes] = lambda body: body  # an error's body as an event's
+    marks: Marks | None = None  # of a stream whose events have ids
+
+    def events(self, bodies: Sequence[bytes]) -> bytes:
+        """Return bodies as events of a stream, the last with the id by which to go on from it."""
+        events = self.encode(map(self.sealed, bodies))
+        return events if self.marks is None or not bodies else self.marks.marked(events)
 
     def after(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the ids whose text the answer to one of the requests continues."""
         return request.prompt_ids if self.continues_prompt else ()
 
 
-def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
-    """Return the job of POST /v1/chat/completions, or raise its refusal."""
+def chat_job(asked: ChatCompletionRequest, model: ServedModel, begun: Begun | None = None) -> Job:
+    """Return the job of POST /v1/chat/completions, or raise its refusal.
+
+    `begun` is the stream that it goes on with.
+    """
+    asked = _going_on(asked, begun)
     prompt, turn = prepare_turn(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, [prompt], model.max_logprob_entries)
+    head = answer_head(asked, [prompt], model, begun)
     return Job(
         choices_of([prompt], asked.n, is_stream=asked.stream),
-        with_details(ChatWriter(answer_head(asked, [prompt], model), turn.turn), asked),
+        with_details(ChatWriter(head, turn.turn), asked),
         asked.stream,
         continues_prompt=False,
         grammar_fields=turn.fields,
         sealed=seal_of(asked),
         shown_ids=turn.shown_ids,
+        marks=_marks(asked, head, begun),
     )
 
 
-def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
-    """Return the job of POST /v1/completions, or raise its refusal."""
+def completion_job(asked: CompletionRequest, model: ServedModel, begun: Begun | None = None) -> Job:
+    """Return the job of POST /v1/completions, or raise its refusal; `begun` as for chats."""
+    asked = _going_on(asked, begun)
     prompts, turn = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    writer = TextWriter(answer_head(asked, prompts, model), _echoes(asked, prompts, model))
+    head = answer_head(asked, prompts, model, begun)
+    writer = TextWriter(head, _echoes(asked, prompts, model))
     return Job(
         choices_of(prompts, asked.n, is_stream=asked.stream),
         with_details(writer, asked),
@@ -86,7 +103,34 @@ def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
         grammar_fields=turn.fields,
         num_prompts=len(prompts),
         sealed=seal_of(asked),
+        marks=_marks(asked, head, begun),
     )
+
+
+def _going_on(asked: Asked, begun: Begun | None) -> Asked:
+    """Return what is asked for, with the seed of the stream that it goes on with.
+
+    Raises:
+        InvalidRequest: it is no stream, or has another seed.
+    """
+    if begun is None:
+        return asked
+    if not asked.stream:
+        raise InvalidRequest(
+            "stream: must be true with Last-Event-ID, which goes on with a stream (got false)",
+            param="stream",
+        )
+    begun.check_seed(asked.seed)
+    return asked.model_copy(update={"seed": begun.seed})
+
+
+def _marks(
+    asked: ChatCompletionRequest | CompletionRequest, head: AnswerHead, begun: Begun | None
+) -> Marks | None:
+    """Return the marks of a stream; none where its events shall not tell the length of a text."""
+    options = asked.stream_options
+    is_sealed = options is not None and options.include_obfuscation
+    return None if is_sealed and begun is None else Marks(head, begun)
 
 
 def with_details(writer: Writer, asked: SharedFields) -> Writer:
@@ -120,13 +164,15 @@ def answer_head(
     asked: ChatCompletionRequest | CompletionRequest,
     prompts: Sequence[GenerationRequest],
     model: ServedModel,
+    begun: Begun | None = None,
 ) -> AnswerHead:
     """Return the fields that all parts of the answer repeat."""
     options = asked.stream_options
     request = prompts[0]
     return AnswerHead(
-        id=request.request_id,
-        created=int(time.time()),
+        # The session has an id of its own: the engines may still have the other one.
+        id=request.request_id if begun is None else begun.id,
+        created=int(time.time()) if begun is None else begun.created,
         model=asked.model,
         seed=request.sampling.seed,
         tokenizer=model.tokenizer,

@@ -63,22 +63,28 @@ async def event_stream(items: ChoiceItems, job: Job) -> AsyncGenerator[bytes, No
         items: of all choices; closed in any case.
         job: whose answer it is.
     """
-    writer, num_choices = job.writer, len(job.requests)
+    writer, num_choices, marks = job.writer, len(job.requests), job.marks
     async with aclosing(items):
         bodies = writer.opening()  # sent together with the first text
+        if marks is not None and marks.has_begun:
+            bodies = []
         ends: dict[int, Finished] = {}
         async for index, item in items:
             if isinstance(item, Delta):
-                bodies += await writer.delta(index, item)
+                for part, is_new in [(item, True)] if marks is None else marks.parts(index, item):
+                    of_part = await writer.delta(index, part)
+                    bodies += of_part if is_new else []
             else:
                 ends[index] = item
+                if marks is not None:
+                    marks.check_end(index)
                 bodies += writer.closing(index, item)
                 if len(ends) == num_choices:
                     break
             if bodies:
-                yield job.encode(map(job.sealed, bodies))
+                yield job.events(bodies)
                 bodies = []
         else:
             raise InternalError("the generation ended without an end")
         bodies += writer.trailing([ends[i] for i in range(num_choices)])
-        yield job.encode(map(job.sealed, bodies)) + job.done
+        yield job.events(bodies) + job.done

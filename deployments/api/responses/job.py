@@ -27,6 +27,7 @@ from deployments.api.responses.writer import ResponsesWriter, encode_named_event
 from deployments.api.schemas.requests import ChatCompletionRequest, SharedFields
 from deployments.api.schemas.sampling_defaults import with_defaults
 from deployments.api.schemas.tool_fields import mode_and_names
+from deployments.api.writing.resuming import Begun
 from models.protocol.errors import InvalidRequest, ServingError
 
 # Fields of a chat in a refusal, and what they are called here.
@@ -51,8 +52,16 @@ _TOOL = re.compile(r"\btools\[(\d+)\]")
 logger = logging.getLogger("ray.serve")
 
 
-def responses_job(asked: ResponsesRequest, model: ServedModel) -> Job:
-    """Return the job of POST /v1/responses, or raise its refusal."""
+def responses_job(asked: ResponsesRequest, model: ServedModel, begun: Begun | None = None) -> Job:
+    """Return the job of POST /v1/responses, or raise its refusal.
+
+    Its events are numbered, and where they begin depends on the rounds: no stream goes on.
+    """
+    if begun is not None:
+        raise InvalidRequest(
+            "Last-Event-ID: /v1/responses does not go on with a stream; /v1/chat/completions does",
+            param="Last-Event-ID",
+        )
     asked = with_defaults(asked, model.sampling)
     request_id = f"resp_{uuid.uuid4().hex}"
     try:

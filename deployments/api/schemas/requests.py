@@ -328,6 +328,12 @@ class Unauthorized(InvalidRequest):
     code = "invalid_api_key"
 
 
+class StreamParted(InvalidRequest):
+    """A stream cannot go on: its request does not write the same text any more."""
+
+    code = "stream_parted"
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
     """An error as HTTP has it."""
@@ -343,6 +349,7 @@ _STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
     (BodyTooLarge, 413, "invalid_request_error"),
     (UnsupportedEncoding, 415, "invalid_request_error"),
     (Unauthorized, 401, "invalid_request_error"),
+    (StreamParted, 409, "invalid_request_error"),
     (ContextTooLong, 400, "invalid_request_error"),
     (UnsupportedGrammar, 400, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),

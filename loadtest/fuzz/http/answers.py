@@ -227,7 +227,8 @@ def _events(body: bytes) -> list[Any]:
     """Return the events of a whole stream."""
     if not body.endswith(b"data: [DONE]\n\n"):
         raise ValueError("the stream does not end with [DONE]")
-    lines = body.decode().split("\n\n")[:-2]
+    # An id may follow the data.
+    lines = [block.partition("\nid: ")[0] for block in body.decode().split("\n\n")[:-2]]
     if not all(line.startswith("data: ") for line in lines):
         raise ValueError("an event is not data")
     return [json.loads(line.removeprefix("data: ")) for line in lines]

@@ -134,7 +134,8 @@ def _said(answer: RawAnswer, *, is_stream: bool) -> object:
         content = json.loads(answer.body)
         return [(c.get("text"), c.get("message"), c["finish_reason"]) for c in _known(content)]
     blocks = answer.body.decode().split("\n\n")
-    lines = [line for line in blocks if line and not line.startswith(":")]
+    # Comments are left out, and an id may follow the data.
+    lines = [one.partition("\nid: ")[0] for one in blocks if one and not one.startswith(":")]
     if not lines or lines[-1] != "data: [DONE]" or blocks[-1]:
         raise ValueError("the stream does not end with [DONE]")
     texts: dict[int, list[str]] = {}

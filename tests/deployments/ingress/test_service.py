@@ -25,6 +25,7 @@ from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
 from router.drafters.draft_model import POOL
 from router.limits import SessionLimits
+from tests.harness.http_clients import events_of
 from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
 
 MAX_MODEL_LEN = 256
@@ -96,9 +97,8 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 def text_of(stream: str) -> str:
-    events = [line.removeprefix("data: ") for line in stream.split("\n\n")[:-1]]
-    assert events[-1] == "[DONE]"
-    chunks = [json.loads(event) for event in events[:-1]]
+    *chunks, end = events_of(stream)
+    assert end == "[DONE]"
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 

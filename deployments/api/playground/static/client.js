@@ -2,13 +2,16 @@
 
 const BASE = new URL(".", document.baseURI);
 const KEY_ITEM = "outrider-key";
+const TRIES = 6; // of a stream that broke, without news between them
+const FIRST_PAUSE_MS = 500; // doubles
 
 export const apiRoot = new URL("v1", BASE).href;
 
 export class Problem extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, isBroken = status >= 500) {
     super(message);
     this.status = status;
+    this.isBroken = isBroken; // a stream may go on elsewhere
   }
 }
 
@@ -36,29 +39,64 @@ export async function limits() {
   };
 }
 
-// The events of a streamed answer; ends with the stream, throws a Problem where it breaks.
+// The events of a streamed answer; ends with the stream, throws a Problem where it breaks for good.
+// A broken stream goes on behind its last id, at whatever router answers. Events of one id belong
+// together: what came of them before the break comes again.
 export async function* streamed(body, signal) {
-  const response = await ask("v1/chat/completions", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+  let lastId = null;
+  let tries = 0;
+  for (;;) {
+    let pending = [];
+    try {
+      for await (const { event, id } of attempt(body, lastId, signal)) {
+        pending.push(event);
+        if (!id) continue;
+        lastId = id;
+        tries = 0;
+        yield* pending;
+        pending = [];
+      }
+      return;
+    } catch (error) {
+      if (!error.isBroken || lastId === null || tries === TRIES) throw error;
+      await new Promise((done) => setTimeout(done, FIRST_PAUSE_MS * 2 ** tries));
+      tries += 1;
+    }
+  }
+}
+
+async function* attempt(body, lastId, signal) {
+  const headers = { "content-type": "application/json" };
+  if (lastId !== null) headers["last-event-id"] = lastId;
+  const options = { method: "POST", headers, body: JSON.stringify(body), signal };
+  const response = await ask("v1/chat/completions", options);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Problem("The stream broke off before its end.");
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : broken();
+    });
+    if (done) throw broken();
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
-      const data = block.replace(/^data: /, "");
+      const data = field(block, "data");
+      if (data === undefined) continue; // a sign of life
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
       if (event.error) throw new Problem(event.error.message);
-      yield event;
+      yield { event, id: field(block, "id") };
     }
   }
+}
+
+function field(block, name) {
+  const start = `${name}: `;
+  return block.split("\n").find((line) => line.startsWith(start))?.slice(start.length);
+}
+
+function broken() {
+  return new Problem("The stream broke off before its end.", 0, true);
 }
 
 async function ask(path, options) {
@@ -69,7 +107,7 @@ async function ask(path, options) {
     response = await fetch(new URL(path, BASE), { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The service cannot be reached. Is it running?");
+    throw new Problem("The service cannot be reached. Is it running?", 0, true);
   }
   if (response.ok) return response;
   throw new Problem(await reason(response), response.status);

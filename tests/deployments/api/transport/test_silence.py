@@ -126,6 +126,8 @@ def event_names(body: bytes) -> list[Any]:
     found: list[Any] = []
     for line in body.decode().split("\n"):
         content = line.removeprefix("data: ")
+        if line.startswith("id: "):
+            continue
         if not line.startswith("data: ") or content == "[DONE]":
             found.append(line)
             continue

@@ -1,0 +1,126 @@
+"""Streams that outlive their router, for Python programs; needs nothing but the standard library.
+
+    from deployments.streams import events
+
+    for event in events("http://127.0.0.1:8000/v1/chat/completions", body):
+        print(event["choices"][0]["delta"].get("content") or "", end="")
+
+A stream that breaks goes on behind its last event, at whatever router answers: the same text, no
+token twice. What was written before goes along as `prediction`, so that it is made again in few
+passes. See `deployments/api/writing/resuming.py`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Event = dict[str, Any]
+
+_FIRST_PAUSE_S = 0.5  # doubles
+_SILENCE_LIMIT_S = 120.0  # a service that lives says so every `heartbeat_s`
+_SERVER_FAULT = 500
+_BROKEN = (OSError, http.client.HTTPException, EOFError)  # URLError is an OSError
+
+
+class Refused(RuntimeError):
+    """The service refuses a request, or has ended its stream with an error event.
+
+    `status` is that of HTTP; 0 for an event.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def events(
+    url: str, body: Mapping[str, Any], *, api_key: str = "", max_tries: int = 6
+) -> Iterator[Event]:
+    """Yield the events of a streamed answer to its end.
+
+    Args:
+        url: of /v1/chat/completions or /v1/completions.
+        body: of the request; it is streamed whatever `stream` says.
+        api_key: if the service asks for one.
+        max_tries: connections in a row that bring no event, before the error is raised.
+
+    Raises:
+        Refused: the service refuses the request, or the stream ended with an error event.
+        OSError, http.client.HTTPException, EOFError: the service is not reached, or no more.
+    """
+    last_id, text, num_failed = "", "", 0
+    while True:
+        pending: list[Event] = []
+        try:
+            for event, event_id in _connection(url, _body(body, text), last_id, api_key):
+                pending.append(event)
+                if event_id:  # it is of all events since the last one
+                    last_id, num_failed = event_id, 0
+                    text += "".join(map(_content, pending))
+                    yield from pending
+                    pending = []
+            return
+        except (*_BROKEN, Refused) as error:
+            num_failed += 1
+            is_final = isinstance(error, Refused) and error.status < _SERVER_FAULT
+            if is_final or not last_id or num_failed >= max_tries:
+                raise
+            time.sleep(_FIRST_PAUSE_S * 2 ** (num_failed - 1))
+
+
+def _connection(
+    url: str, body: Mapping[str, Any], last_id: str, api_key: str
+) -> Iterator[tuple[Event, str]]:
+    """Yield the events of one connection with their ids, "" for none."""
+    headers = {"content-type": "application/json"}
+    headers |= {"last-event-id": last_id} if last_id else {}
+    headers |= {"authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=_SILENCE_LIMIT_S)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Refused(_reason(error.read()), error.code) from None
+    with response:
+        fields: dict[str, str] = {}
+        for line in response:
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            if name:
+                fields[name] = value
+                continue
+            data = fields.get("data")
+            if data == "[DONE]":
+                return
+            if data is not None:
+                event = json.loads(data)
+                if event.get("error"):
+                    raise Refused(event["error"]["message"])
+                yield event, fields.get("id", "")
+            fields = {}
+    raise EOFError("the stream ended before its end")
+
+
+def _body(body: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return the body to send, with what is known of the answer where the route takes that."""
+    known = {"prediction": {"type": "content", "content": text}} if text else {}
+    return {**(known if "messages" in body else {}), **body, "stream": True}
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):  # a proxy's own
+        return body.decode(errors="replace")
+
+
+def _content(event: Event) -> str:
+    """Return the text that an event adds to the only choice."""
+    choices = event.get("choices") or [{}]
+    content = (choices[0].get("delta") or {}).get("content")
+    return content if isinstance(content, str) else ""
