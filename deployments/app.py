@@ -28,6 +28,7 @@ from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
+from deployments.serve.private import REQUEST_ROUTER
 from deployments.serve.waiting_run import end_waiting_run
 from models.heads.config import target_heads
 
@@ -91,6 +92,7 @@ def build(args: DeployedConfig) -> Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
+        request_router_config=_chosen_by(REQUEST_ROUTER),
     ).bind(config.router, config.link, drafts, target, constraint, heads)
 
 
@@ -132,7 +134,10 @@ def _supervision(stall_timeout_s: float) -> dict[str, Any]:
         "health_check_timeout_s": stall_timeout_s / _HEALTH_STRIKES,
         "graceful_shutdown_timeout_s": 20,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "request_router_config": RequestRouterConfig.model_validate(
-            {"request_router_class": _LEASE_ROUTER}
-        ),
+        "request_router_config": _chosen_by(_LEASE_ROUTER),
     }
+
+
+def _chosen_by(request_router: str) -> RequestRouterConfig:
+    """Return what makes Serve choose replicas by the class at a path."""
+    return RequestRouterConfig.model_validate({"request_router_class": request_router})

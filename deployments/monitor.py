@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import Field
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -33,6 +34,7 @@ from deployments.api.schemas.answers import HealthStatus
 from deployments.serve.errors import CALL_ERRORS
 from deployments.serve.instruments import CONTENT_TYPE
 from deployments.serve.page import answers_of, text_of
+from deployments.serve.private import REQUEST_ROUTER
 from models.config import Section
 
 logger = logging.getLogger("ray.serve")
@@ -62,7 +64,10 @@ def build(args: MonitorConfig) -> Application:
     It takes no CPU of its own from Ray's count.
     """
     deployment: Any = serve.deployment(
-        name="Monitor", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=64
+        name="Monitor",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=64,
+        request_router_config=RequestRouterConfig(request_router_class=REQUEST_ROUTER),
     )(serve.ingress()(Monitor))
     application: Application = deployment.bind(args.application)
     return application

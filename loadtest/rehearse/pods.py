@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loadtest.rehearse.manifests import PodTemplate, Tree
+from loadtest.report.machine import ROOT
 
 _ENTER = ("ip", "netns", "exec")
 # A pod ends with this process, however that ends.
@@ -27,6 +28,7 @@ _APART = (
     *("setpriv", "--pdeathsig", "KILL"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
 )
+_IMAGE_FOLDER = "/home/ray/outrider"  # where the Dockerfile copies this repository to
 _SETUP_LIMIT_S = 20.0
 _END_LIMIT_S = 20.0
 
@@ -159,6 +161,8 @@ class Pod:
             f"mount -t proc proc {root}/proc",
             f"mount -t tmpfs -o size=512m none {root}/dev/shm",
             f"mount --bind {self.hosts} {root}/etc/hosts",
+            f"mkdir -p {root}{_IMAGE_FOLDER}",
+            f"mount --bind {ROOT} {root}{_IMAGE_FOLDER}",
         ]
         for mount in container.get("volumeMounts", ()):
             folder = self.volumes.get(mount["name"])

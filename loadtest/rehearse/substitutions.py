@@ -14,7 +14,7 @@ DEMO_NAME = "outrider-demo"  # that the load asks for
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 SUBSTITUTIONS = {
-    "image": "each container has this machine's files and Python in place of its image",
+    "image": "each container has this machine's files and Python, and this checkout, for its image",
     "redis": "Redis is this machine's redis-server",
     "models": "the demo pair has the names and commits of the two models, with a context that fits",
     "device": "models compute on CPUs, in float32; Ray counts the GPUs that the manifests ask for",

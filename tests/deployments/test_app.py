@@ -3,12 +3,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.serve._private.build_app import build_app
+from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 from ray.serve.exceptions import RayServeException
 
 from deployments.app import DeployedConfig, build
 from deployments.config.schema import AppConfig, LinkConfig
+from deployments.monitor import MonitorConfig
+from deployments.monitor import build as build_monitor
 from deployments.serve.lease_router import LeaseRouter
 from tests.harness.local import DEMO
 
@@ -27,6 +31,21 @@ def deployments(app: Any) -> dict[str, Any]:
         app, name="outrider", default_runtime_env={}, make_deployment_handle=_stand_in
     )
     return {deployment.name: deployment for deployment in built.deployments}
+
+
+MAX_INLINE_BYTES = 100 * 1024  # of Ray: a larger answer goes through object stores
+
+
+@pytest.mark.parametrize("app", [build(config()), build_monitor(MonitorConfig())])
+def test_a_replica_can_tell_a_new_controller_all_of_itself_in_one_message(app: Any) -> None:
+    """After the head's death nothing larger arrives for a minute, and Serve kills the replica."""
+    for name, deployment in deployments(app).items():
+        told = deployment._deployment_config
+        # Serve makes it anew from these where a config file overrides any option.
+        remade = DeploymentConfig(**{**told.model_dump(), "num_replicas": 2})
+        for settings in (told, remade):
+            assert len(cloudpickle.dumps(settings)) < MAX_INLINE_BYTES / 2, name
+            assert settings.request_router_config.get_request_router_class() is not None
 
 
 def test_serve_will_convert_the_arguments() -> None:

@@ -101,8 +101,6 @@ def test_no_budget_counts_pods_that_kubernetes_cannot_count(resources: list[Tree
         assert "maxUnavailable" not in spec
         assert isinstance(spec["minAvailable"], int)
         role = spec["selector"]["matchLabels"]["outrider/role"]
-        if role == "head":  # on purpose: an operator deletes its pod
-            continue
         assert spec["minAvailable"] < groups(service)[role]["minReplicas"], "no drain would end"
 
 
@@ -144,6 +142,13 @@ def test_the_head_keeps_its_state_where_its_death_does_not_reach_it(resources: l
     [command] = container["args"]
     assert f"--dir {mount['mountPath']}" in command
     assert "--appendonly yes" in command
+
+
+def test_a_connection_to_a_head_that_is_gone_breaks_in_seconds(resources: list[Tree]) -> None:
+    """A router's loop stands still until then; streams give a silent target up after 30 s."""
+    for name, template in templates(resources):
+        limit_ms = int(environment(container_of(template))["RAY_grpc_client_keepalive_timeout_ms"])
+        assert 1000 <= limit_ms <= 10_000, name
 
 
 def test_only_routers_read_the_keys(resources: list[Tree]) -> None:
