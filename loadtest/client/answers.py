@@ -17,6 +17,7 @@ from loadtest.client.workload import Asking
 
 _DONE = "[DONE]"
 _PREFIX = "data: "
+_ID = "id: "
 _KEPT_CHARACTERS = 500  # characters of an HTTP error's body
 
 
@@ -38,6 +39,8 @@ class Answer:
         retry_after_s: its Retry-After, where that is whole seconds of at least 1.
         error: why there is no answer: the HTTP error, the error event or the connection's.
         is_done: the stream came to its end.
+        last_id: of the last event that had an id; a broken stream goes on behind it.
+        num_breaks: times that the stream broke and went on.
     """
 
     text: str = ""
@@ -58,6 +61,9 @@ class Answer:
     retry_after_s: float | None = None
     error: str = ""
     is_done: bool = False
+    last_id: str = ""
+    num_breaks: int = 0
+    _marked: tuple[int, int, int] = (0, 0, 0)  # of text, reasoning and logprobs at the last id
 
     @property
     def num_draft_tokens(self) -> int:
@@ -70,6 +76,9 @@ class Answer:
         Raises:
             ValueError: the event is no JSON.
         """
+        if line.startswith(_ID):
+            self.last_id = line.removeprefix(_ID)
+            self._marked = len(self.text), len(self.reasoning), len(self.logprobs)
         if not line.startswith(_PREFIX):
             return False
         data = line.removeprefix(_PREFIX)
@@ -94,6 +103,15 @@ class Answer:
         self.error = f"HTTP {status}: {content[:_KEPT_CHARACTERS]}"
         if retry_after.isdecimal() and int(retry_after) >= 1:
             self.retry_after_s = float(retry_after)
+
+    def go_on(self) -> None:
+        """Forget what came behind the last id, and why the stream broke: it comes again."""
+        num_text, num_reasoning, num_logprobs = self._marked
+        self.text, self.reasoning = self.text[:num_text], self.reasoning[:num_reasoning]
+        del self.logprobs[num_logprobs:]
+        self.error = self.content = ""
+        self.status, self.retry_after_s = 0, None
+        self.num_breaks += 1
 
     def figures(self) -> dict[str, float]:
         """Return what locust's table shows next to the whole time, with units in the names."""

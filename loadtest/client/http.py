@@ -21,6 +21,8 @@ COMPLETIONS = "/v1/completions"
 READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
 _CONNECT_TIMEOUT_S = 30.0
 # Every request has a connection; a shared pool must not make them queue for one.
+_PAUSE_S = 0.3  # before the rest of a broken stream is asked for
+_OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -60,6 +62,7 @@ async def ask(
     path: str = CHAT,
     on_event: Callable[[], None] = lambda: None,
     leave_after: int | None = None,
+    goes_on_s: float = 0.0,
 ) -> Answer:
     """Send one request and read its answer to the end; whatever goes wrong is in the answer.
 
@@ -69,10 +72,36 @@ async def ask(
         path: of the route.
         on_event: called at each event of the stream but its end.
         leave_after: close the connection after this many lines, as a reader who leaves does.
+        goes_on_s: how long to ask for the rest of a stream that broke; 0: not at all. A request
+            that was lost before its first event is sent again.
     """
     answer = Answer(began_s=time.perf_counter(), status=0)
+    seen, end_s = "", answer.began_s + goes_on_s
+    while await _breaks(client, body, path, answer, on_event, leave_after):
+        now_s = time.perf_counter()
+        if answer.last_id != seen:
+            seen, end_s = answer.last_id, now_s + goes_on_s
+        has_lost_text = bool(answer.text) and not answer.last_id  # of a service without ids
+        if now_s >= end_s or has_lost_text:
+            break
+        answer.go_on()
+        await asyncio.sleep(_PAUSE_S)
+    answer.ended_s = time.perf_counter()
+    return answer
+
+
+async def _breaks(
+    client: httpx.AsyncClient,
+    body: Mapping[str, Any],
+    path: str,
+    answer: Answer,
+    on_event: Callable[[], None],
+    leave_after: int | None,
+) -> bool:
+    """Read an answer over one connection; return whether its rest may be had over another."""
+    headers = {"last-event-id": answer.last_id} if answer.last_id else {}
     try:
-        async with client.stream("POST", path, json=body) as response:
+        async with client.stream("POST", path, json=body, headers=headers) as response:
             answer.status = response.status_code
             kind = response.headers.get("content-type", "")
             if response.status_code == httpx.codes.OK and kind.startswith("application/json"):
@@ -84,11 +113,13 @@ async def ask(
                 content = (await response.aread()).decode(errors="replace")
                 after = response.headers.get("retry-after", "")
                 answer.refuse(response.status_code, content, after)
+                is_own = response.status_code not in _OF_PROXIES
+                return response.status_code >= _OF_PROXIES[0] and not (is_own and not headers)
     except (httpx.HTTPError, OSError, ValueError) as error:
         after_text = f" after {len(answer.text)} characters"
         answer.error = answer.error or f"{type(error).__name__}: {error}{after_text}"
-    answer.ended_s = time.perf_counter()
-    return answer
+        return True
+    return not answer.is_done and not answer.error and leave_after is None
 
 
 def ask_once(base_url: str, body: Mapping[str, Any], *, api_key: str = "") -> Answer:

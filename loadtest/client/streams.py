@@ -24,6 +24,7 @@ from loadtest.client.thread import LoadThread
 _KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
 _LONG_WAIT_S = 2.0  # longer ones are told with the event that they touched
 REFUSALS = (429, 503)  # full; no target to be had within queue_wait_s
+_GOING_ON_LIMIT_S = 60.0  # a stream that broke has its rest by then
 _AFTER_FAILURE_S = 0.5  # a service that refuses is not to be hammered
 
 
@@ -83,9 +84,11 @@ class Load:
     Attributes:
         base_url: of the service; it may change while nothing runs.
         num_streams: requests at a time.
+        num_breaks: streams that broke and went on elsewhere, so far.
     """
 
     num_streams = 0
+    num_breaks = 0  # streams that broke and went on, so far
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
@@ -222,7 +225,8 @@ class FaultLoad(Load):
         case = stream.case
         while not self._thread.is_stopping:
             began_s = stream.ask()
-            answer = await ask(client, case.body, on_event=stream.tick)
+            answer = await ask(client, case.body, on_event=stream.tick, goes_on_s=_GOING_ON_LIMIT_S)
+            self.num_breaks += answer.num_breaks
             reason = check_answer(answer, schema=case.schema, known=self._references[case.name])
             if reason:
                 ended_s = time.monotonic()

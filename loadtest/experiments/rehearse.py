@@ -147,9 +147,7 @@ def _check_events(words: Sequence[str], groups: Sequence[str]) -> None:
 def _events(scene: Scene) -> Iterator[Event]:
     for word in scene.terms.events:
         how, _, group = word.partition(":")
-        # Streams end with their router, and nobody resumes them yet.
-        is_noticed = how == LOSE and group == "router"
-        yield PodGoes(way=f"{how} {group}", group=group, how=how, is_noticed=is_noticed)
+        yield PodGoes(way=f"{how} {group}", group=group, how=how)
 
 
 def _streams(scene: Scene) -> Sequence[Load]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad, Load
-from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS
+from loadtest.service.parts import EDGE_KINDS, KINDS
 from loadtest.service.replicas import Sample, changes, drained_sessions, look_at_replicas
 from loadtest.service.served import Config
 from loadtest.service.watch import Watch
@@ -38,7 +38,7 @@ def strikes(terms: Terms, rng: random.Random) -> Iterator[Strike]:
     """Return every kind with every signal once a round, in an order of the round's own."""
     for _ in range(terms.rounds):
         in_round = [
-            Strike(way=f"{kind} {name}", kind=kind, signal=name, is_noticed=kind in EDGE_KINDS)
+            Strike(way=f"{kind} {name}", kind=kind, signal=name)
             for kind in terms.kinds
             for name in terms.signals
         ]
@@ -63,13 +63,13 @@ def _with_replicas(config: Config, terms: Terms) -> None:
             deployment["num_replicas"] = terms.replicas
 
 
-# SIGKILL and SIGSTOP to every kind of process but the HTTP proxy and the router, whose clients
-# notice (`--set kinds=proxy,router`). Raylet and GCS are spared: without them there is no node.
+# SIGKILL and SIGSTOP to every kind of process. Clients of a proxy or router that dies go on
+# elsewhere with `Last-Event-ID`. Raylet and GCS are spared: without them there is no node.
 FAULTS = Trial(
     question="does any stream change or end when a process dies",
     terms={
         "rounds": 1,  # faults of each kind and signal
-        "kinds": HIDDEN_KINDS,
+        "kinds": KINDS,
         "signals": tuple(SIGNALS),
         "streams": 8,  # free ones, and as many constrained
         "replicas": 0,  # of Target and of Constraint; 0: as the config has

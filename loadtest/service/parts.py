@@ -25,8 +25,8 @@ from ray.serve.handle import DeploymentHandle
 APP = "outrider"
 INGRESS = "Router"
 
-# These may be killed; clients are connected to the last two, so they notice.
-HIDDEN_KINDS = (
+EDGE_KINDS = ("proxy", "router")  # clients are connected to them
+KINDS = (  # that may be killed
     "target-coordinator",
     "target-rank",
     "draft-coordinator",
@@ -34,9 +34,8 @@ HIDDEN_KINDS = (
     "constraint-replica",
     "constraint-child",
     "controller",
+    *EDGE_KINDS,
 )
-EDGE_KINDS = ("proxy", "router")
-KINDS = (*HIDDEN_KINDS, *EDGE_KINDS)
 
 _ACTOR_KINDS = {
     "ServeReplica:outrider:Target": "target-coordinator",

@@ -34,14 +34,12 @@ class Event:
         way: its name in the record.
         workload: the name of its group there.
         pause_s: least and most seconds between a steady load and the event.
-        is_noticed: clients had to notice, so requests that fail meanwhile are no problems.
         first: the measure that comes first in tables and pictures; "": of streams, the pause.
     """
 
     way: str
     workload: str = "streams"
     pause_s: tuple[float, float] = (0.0, 0.0)
-    is_noticed: bool = False
     first: str = ""
 
     def happen(self, scene: Scene) -> Mapping[str, float]:
@@ -92,6 +90,11 @@ class Scene:
     def num_answers(self) -> int:
         """Requests of all loads that came to an end."""
         return sum(load.num_answers for load in self.loads)
+
+    @property
+    def num_breaks(self) -> int:
+        """Streams of all loads that broke and went on at another router."""
+        return sum(load.num_breaks for load in self.loads)
 
     def join(self) -> None:
         """Start the next load."""
@@ -144,7 +147,7 @@ def happen(
     time.sleep(scene.rng.uniform(*event.pause_s))
     scene.problems = [f"before it: {failure}" for failure in scene.take_failures()]
     scene.notes, scene.num_refused, scene.ended_s = {}, 0, None
-    num_before, began_s = scene.num_answers, time.monotonic()
+    num_before, num_broken, began_s = scene.num_answers, scene.num_breaks, time.monotonic()
     figures = dict(event.happen(scene))
     ended_s = scene.ended_s or time.monotonic()
     if not scene.is_steady(steady_s):
@@ -159,6 +162,7 @@ def happen(
     problems = scene.problems
     if scene.running:
         figures["answers"] = scene.num_answers - num_before
+        figures["went_on"] = scene.num_breaks - num_broken
         figures |= {"refused": scene.num_refused, "problems": len(problems)}
     scene.figures = figures
     scene.note(event.workload, event.way, figures)
@@ -185,5 +189,4 @@ def _worst(loads: Sequence[Load], from_s: float, to_s: float) -> dict[str, float
 def _line(event: Event, figures: Mapping[str, float], problems: Sequence[str]) -> str:
     said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     verdict = f"{len(problems)} FAILURES, at first {problems[0]}" if problems else "ok"
-    expected = ", as expected" if problems and event.is_noticed else ""
-    return f"{event.way}: {said}: {verdict}{expected}"
+    return f"{event.way}: {said}: {verdict}"

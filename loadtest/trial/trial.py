@@ -225,10 +225,9 @@ class Trial:
             problems = happen(
                 scene, event, steady_s=self.steady_s, allows_refusals=self.allows_refusals
             )
-            if not event.is_noticed:
-                told = [f"{event.way}: {problem}" for problem in problems[:KEPT_PROBLEMS]]
-                more = len(problems) - len(told)
-                scene.result.problems += [*told, f"and {more} more"] if more else told
+            told = [f"{event.way}: {problem}" for problem in problems[:KEPT_PROBLEMS]]
+            more = len(problems) - len(told)
+            scene.result.problems += [*told, f"and {more} more"] if more else told
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ _MAX_CHARS = 65_536
 
 
 class Place(NamedTuple):
-    """How much of a choice was sent: tokens, characters, tokens with logprobs; the tokens' CRC."""
+    """A place in a choice: tokens, characters, tokens with logprobs before it; the tokens' CRC."""
 
     num_tokens: int = 0
     num_chars: int = 0
@@ -99,7 +99,7 @@ class Begun:
 
 
 class Marks:
-    """How far a stream is, and what of it the client has from an earlier one.
+    """The places of a stream's choices, and those that the client has from an earlier stream.
 
     Args:
         head: of the answer.

@@ -93,6 +93,32 @@ def test_wrong_answers_are_failures(server: ScriptedServer, script: Script, reas
     assert load.take_failures() == [], "reported once"
 
 
+def marked(*bodies: Any, event_id: str) -> bytes:
+    return events(*bodies, done=False)[:-1] + f"id: {event_id}\n\n".encode()
+
+
+def test_a_stream_that_breaks_goes_on_behind_its_last_id(server: ScriptedServer) -> None:
+    load = FaultLoad(server.url, [CONSTRAINED])
+    load.prepare()
+    asked: list[str] = []
+    broken = marked(chunk(GOOD[:3]), event_id="one") + events(chunk("lost"), done=False)
+
+    def breaking(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.headers.get("last-event-id", ""))
+        if asked[-1] == "":
+            answer(broken, announced_bytes=10_000)(handler)
+        elif len(asked) % 3 == 2:
+            answer(b"Internal Server Error", status=500)(handler)
+        else:
+            answer(events(chunk(GOOD[3:], "stop")))(handler)
+
+    server.script = breaking
+    run_until(load, lambda: load.num_answers >= 2)
+    assert load.take_failures() == []
+    assert asked[:6] == ["", "one", "one"] * 2
+    assert load.num_breaks >= 4
+
+
 def test_a_reference_must_obey_its_schema_and_have_a_text(server: ScriptedServer) -> None:
     server.script = good('{"a": "x"}')
     with pytest.raises(RuntimeError, match=r"reference of held: .*'x' is not of type 'integer'"):

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.client.streams import Failure, Load
 from loadtest.experiments.trials import FAULTS, strikes
-from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS
+from loadtest.service.parts import KINDS
 from loadtest.trial.events import SIGNALS, Strike
 from loadtest.trial.scene import Scene, Terms, happen
 from tests.fakes.scripted_server import answer, scripted_server
@@ -23,7 +23,7 @@ from tests.fakes.scripted_server import answer, scripted_server
 def test_a_round_has_every_kind_with_every_signal_in_its_own_order() -> None:
     terms = Terms(**{**FAULTS.terms, "rounds": 3})
     faults = [(one.kind, one.signal) for one in strikes(terms, random.Random(1))]
-    wanted = {(kind, name) for kind in HIDDEN_KINDS for name in SIGNALS}
+    wanted = {(kind, name) for kind in KINDS for name in SIGNALS}
     size = len(wanted)
     rounds = [faults[first : first + size] for first in range(0, len(faults), size)]
     assert len(rounds) == 3
@@ -31,12 +31,6 @@ def test_a_round_has_every_kind_with_every_signal_in_its_own_order() -> None:
     assert rounds[0] != rounds[1] != rounds[2]
     again = [(one.kind, one.signal) for one in strikes(terms, random.Random(1))]
     assert faults == again, "the seed decides"
-
-
-def test_only_the_edge_may_be_noticed() -> None:
-    terms = Terms(**{**FAULTS.terms, "kinds": (*HIDDEN_KINDS, *EDGE_KINDS)})
-    noticed = {one.kind for one in strikes(terms, random.Random(1)) if one.is_noticed}
-    assert noticed == set(EDGE_KINDS)
 
 
 class StruckService:
