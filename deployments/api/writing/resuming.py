@@ -4,7 +4,7 @@ Each event of a stream ends with an id. It says which answer this is, its seed, 
 choice the client has by then. A client that comes back sends the same body, with the last id in the
 header `Last-Event-ID`. A text is a function of its seed, so the text is made again from its start.
 The writer is shown all of it, and the client gets only what it lacks. A checksum of the tokens
-tells a text that has parted, such as one of another model, from the one that was begun.
+tells a text that has parted, such as one of another model.
 """
 
 from __future__ import annotations

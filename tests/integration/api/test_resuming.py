@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from deployments.streams import Refused, events
+from tests.harness.cutting import cutting
 from tests.harness.local import demo_grammar_host, demo_http
 from tests.harness.served_demo import demo_over_http
 
@@ -176,33 +177,6 @@ async def test_a_stream_that_hides_lengths_has_no_ids() -> None:
     async with demo_http() as client:
         found = await stream(client, body_of(options))
     assert {event_id for _, event_id in found} == {""}
-
-
-@asynccontextmanager
-async def cutting(url: str, *num_bytes: int) -> AsyncIterator[str]:
-    """A way to `url` whose first connections break, each after so many bytes of its answer."""
-    host, port = url.removeprefix("http://").split(":")
-    cuts = iter(num_bytes)
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        left = next(cuts, 10**9)
-        there, back = await asyncio.open_connection(host, int(port))
-
-        async def ask() -> None:
-            while data := await reader.read(65536):
-                back.write(data)
-
-        asking = asyncio.create_task(ask())
-        while left > 0 and (data := await there.read(min(left, 512))):
-            left -= len(data)
-            writer.write(data)
-            await writer.drain()
-        asking.cancel()
-        for side in (writer, back):
-            side.close()
-
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_a_program_reads_on_through_broken_connections() -> None:

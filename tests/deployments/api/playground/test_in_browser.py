@@ -27,6 +27,7 @@ from models.rewards.registry import Rewards
 from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
 from tests.harness.browser.chromium import CONTROL, BrowserPage, browser_page, chromium_path
+from tests.harness.cutting import cutting
 from tests.harness.http_clients import events_of
 from tests.harness.rewards.workers import reward_workers
 from tests.harness.served_demo import demo_over_http
@@ -162,6 +163,19 @@ async def test_what_is_typed_is_answered_and_the_numbers_are_the_apis(
     ):
         found = await page.run(f"document.querySelectorAll('#single {name}').length")
         assert found == number, name
+
+
+async def test_a_stream_that_breaks_goes_on(demo: Target, browser: BrowserPage) -> None:
+    answer = await ask(demo)
+    async with cutting(demo.root_url, 6000, 3000) as url:
+        await browser.open(f"{url}/")
+        await browser.until(IS_CONNECTED)
+        await browser.fill("#prompt", STORY)
+        await browser.fill("#max-tokens", "60")
+        await run(browser)
+        assert await browser.text("#single .text") == answer["choices"][0]["message"]["content"]
+        assert browser.problems, "a browser tells of broken connections"
+    browser.problems.clear()
 
 
 async def test_hovering_a_token_shows_its_probability_and_k(

@@ -1,0 +1,40 @@
+"""A way to a service that breaks some of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+_ALL = 10**9
+
+
+@asynccontextmanager
+async def cutting(url: str, *num_bytes: int) -> AsyncIterator[str]:
+    """A way to `url` whose first chats break, each after so many bytes of its connection."""
+    host, port = url.removeprefix("http://").partition("/")[0].split(":")
+    cuts = iter(num_bytes)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left = _ALL
+        there, back = await asyncio.open_connection(host, int(port))
+
+        async def ask() -> None:
+            nonlocal left
+            while data := await reader.read(65536):
+                if b"chat/completions" in data:
+                    left = next(cuts, _ALL)
+                back.write(data)
+
+        asking = asyncio.create_task(ask())
+        while left > 0 and (data := await there.read(512)):
+            writer.write(data[:left])
+            left -= len(data)
+            await writer.drain()
+        asking.cancel()
+        for side in (writer, back):
+            side.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        port_here = server.sockets[0].getsockname()[1]
+        yield url.replace(f":{port}", f":{port_here}")
