@@ -67,7 +67,9 @@ def build(args: MonitorConfig) -> Application:
         name="Monitor",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=64,
-        request_router_config=RequestRouterConfig(request_router_class=REQUEST_ROUTER),
+        request_router_config=RequestRouterConfig.model_validate(
+            {"request_router_class": REQUEST_ROUTER}
+        ),
     )(serve.ingress()(Monitor))
     application: Application = deployment.bind(args.application)
     return application

@@ -76,8 +76,9 @@ class Begun:
         answer_id, created, seed, listed = found.groups()
         places = []
         for one in listed.split(","):
-            *counts, checksum = one.split("-")
-            places.append(Place(*map(int, counts), int(checksum, 16)))
+            num_tokens, num_chars, num_shown, checksum = one.split("-")
+            counts = int(num_tokens), int(num_chars), int(num_shown)
+            places.append(Place(*counts, int(checksum, 16)))
         return cls(answer_id, int(created), int(seed), tuple(places))
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ async def stream(
     return list(blocks_of(answer.text))
 
 
-def joined(stream: Sequence[Event]) -> dict[str, Any]:
+def joined(stream: Sequence[Event]) -> dict[Any, Any]:
     """What a client makes of a stream: all text, calls, logprobs and ends, by choice."""
     found: dict[Any, Any] = {"heads": set(), "usage": None}
     for event in stream:
@@ -102,7 +102,7 @@ def joined(stream: Sequence[Event]) -> dict[str, Any]:
     return found
 
 
-def countless(found: dict[str, Any]) -> dict[str, Any]:
+def countless(found: dict[Any, Any]) -> dict[Any, Any]:
     """Without what depends on the caches and drafts of a router."""
     usage = {name: found["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
     return found | {"usage": usage}
