@@ -219,34 +219,36 @@ async def test_the_fail_over_limit_is_the_end(pool: str) -> None:
     assert deployment.all_released()
 
 
+@pytest.mark.parametrize("is_heard", [False, True], ids=["in silence", "with a last answer"])
 @pytest.mark.parametrize("num_answers", [0, 1, 2], ids="kills after {} answers".format)
 async def test_a_request_that_kills_its_target_is_not_tried_on_every_replica(
-    num_answers: int,
+    num_answers: int, is_heard: bool
 ) -> None:
     class Doomed(ScriptedEngine):
         num_left = num_answers
 
         def handle(self, message):  # type: ignore[no-untyped-def]
+            answers = super().handle(message)
             if isinstance(message, Verify):
                 self.num_left -= 1
                 if self.num_left < 0:
-                    target.fail("crash")
-                    return []
-            return super().handle(message)
+                    asyncio.get_running_loop().call_later(1e-3, pool.fail, "crash")
+                    return answers[:1] if is_heard else []
+            return answers
 
-    target = FaultyPool("target", Doomed, Faults(), num_refusals=0)
+    pool = FaultyPool("target", Doomed, Faults(), num_refusals=0)
     opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = RemoteVerifier(EngineClient(target, opening, LIMITS), LIMITS)
+    session = RemoteVerifier(EngineClient(pool, opening, LIMITS), LIMITS)
     committed = TokenSequence(PROMPT)
 
     async def run() -> None:
         for _ in range(20):
-            async for verdict in session.verify(committed, [], 0):
+            async for verdict in session.verify(committed, [], 2):
                 committed.extend([verdict.token])
 
     with pytest.raises(ReplicasLost, match=r"^target lost 3 times, the limit is 3; the request w"):
         await run()
-    assert target.process.epoch == 1 + LIMITS.max_losses
+    assert pool.process.epoch == 1 + LIMITS.max_losses
 
 
 async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
