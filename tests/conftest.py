@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
 from tests.harness.runs import cores, matrices
 from tests.harness.runs.memory import resident_memory
-from tests.harness.runs.virtual_time import VirtualTimeLoop
 from tests.harness.serve_end import end_router_loop
 
 # Configs name models of the hub: no test asks it. Those that have a hub of their own say so.

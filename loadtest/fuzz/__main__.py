@@ -75,10 +75,13 @@ def _quiet() -> Iterator[None]:
 
 
 async def _repeat(part: str, seed: int, num_times: int) -> PartReport:
+    """Run a case again; its whole trace is printed, where it has one."""
     report = PartReport(part)
     async with PARTS[part]() as run_case:
         for _ in range(num_times):
-            await run_one(report, run_case, seed)
+            outcome = await run_one(report, run_case, seed)
+            if outcome.trace:
+                print("\n".join(outcome.trace))
             if report.failures:
                 break
     print(_summary(report))

@@ -13,6 +13,7 @@ from loadtest.fuzz.cases import Failure, OpenPart, Outcome, RunCase, case_seed
 from loadtest.fuzz.memory import MemoryLog
 
 CASE_LIMIT_S = 180.0  # a case takes about a second; one that takes this long hangs
+_MAX_TRACE = 60  # last lines of a failure's trace that are told; its command tells all
 _MAX_FAILURES = 20  # a part that fails so often is stopped
 
 
@@ -70,7 +71,9 @@ async def run_part(
         while number == 0 or time.monotonic() - began_s < length_s:
             if number == limits.cases or len(report.failures) >= limits.failures:
                 break
-            await run_one(report, run_case, case_seed(seed, part, number), log)
+            outcome = await run_one(report, run_case, case_seed(seed, part, number), log)
+            if outcome.complaints and outcome.trace:
+                log("\n".join(outcome.trace[-_MAX_TRACE:]))
             number += 1
     report.length_s = time.monotonic() - began_s
     if report.memory.complaint:
@@ -80,7 +83,7 @@ async def run_part(
 
 async def run_one(
     report: PartReport, run_case: RunCase, seed: int, log: Callable[[str], None] = print
-) -> None:
+) -> Outcome:
     """Run one case; what it complains about joins the report and is logged at once."""
     try:
         async with asyncio.timeout(CASE_LIMIT_S):
@@ -97,3 +100,4 @@ async def run_one(
         for complaint in outcome.complaints[:5]:
             log(f"FAILED {report.part}: {complaint}")
         log(f"  repeat: {failure.command}")
+    return outcome

@@ -22,6 +22,7 @@ class Outcome:
 
     counts: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)  # what happened, where a seed decides all of it
 
     def add(self, other: Outcome) -> None:
         """Take over what another one found."""

@@ -8,24 +8,31 @@ amount per case shows in proportion to the cases between. A part fails if it gro
 
 from __future__ import annotations
 
+import math
+import time
 from statistics import median
 
 import psutil
 
 MAX_GROWTH_MIB = 48.0  # between two quarters of a part; the allocator's own noise is some MiB
 _LEAST_SAMPLES = 60
+_LEAST_INTERVAL_S = 0.2  # the processes are walked for each sample, which takes milliseconds
 _MIB = 1 << 20
 
 
 class MemoryLog:
-    """RSS of this process and its children after each case, MiB."""
+    """RSS of this process and its children after cases, MiB."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self.samples: list[float] = []
+        self._sampled_s = -math.inf
 
     def sample(self) -> None:
-        """Read it now."""
+        """Read it now, unless that was done just before."""
+        if time.monotonic() - self._sampled_s < _LEAST_INTERVAL_S:
+            return
+        self._sampled_s = time.monotonic()
         total = self._process.memory_info().rss
         for child in self._process.children(recursive=True):
             try:

@@ -40,7 +40,7 @@ class Recovery:
         self._lost_s: float | None = None  # when the replica was lost for which there is no other
         self._is_first = True
         self._missing_since: float | None = None
-        self._num_losses = 0
+        self._losses: list[LinkLost] = []  # of replicas
         self._backoff = limits.backoff()
 
     def lease_timeout_s(self) -> float:
@@ -66,9 +66,19 @@ class Recovery:
     def note_loss(self, error: Unavailable) -> None:
         """Note that the part was lost after an answer; the window opens at its next use."""
         if isinstance(error, LinkLost):
-            self._num_losses += error.reason != "ended"
+            if error.reason != "ended":
+                self._losses.append(error)
             if self._lost_s is None:
                 self._lost_s = asyncio.get_running_loop().time()
+
+    def check_losses(self) -> None:
+        """Raise `ReplicasLost` where the request has lost as many replicas as it may."""
+        if len(self._losses) >= self._limits.max_losses:
+            message = (
+                f"{self._what} lost {self._times()}, the limit is {self._limits.max_losses}; the "
+                f"request was with each when it was lost; at last: {self._losses[-1].message}"
+            )
+            raise self._told(ReplicasLost(message)) from self._losses[-1]
 
     async def after(self, error: Unavailable) -> None:
         """Wait until it is time for the next attempt, after one has failed.
@@ -78,13 +88,7 @@ class Recovery:
                 was lost, how often, the limit.
         """
         self.note_loss(error)
-        if self._num_losses >= self._limits.max_losses:
-            raise self._told(
-                ReplicasLost(
-                    f"{self._what} lost {self._times()}, the limit is {self._limits.max_losses}; "
-                    f"the request was with each when it was lost; at last: {error.message}"
-                )
-            ) from error
+        self.check_losses()
         left_s = self._left_s()
         if left_s <= 0.0:
             raise self._told(Unavailable(self._complaint(error))) from error
@@ -125,11 +129,11 @@ class Recovery:
         return error
 
     def _times(self) -> str:
-        return "once" if self._num_losses == 1 else f"{self._num_losses} times"
+        return "once" if len(self._losses) == 1 else f"{len(self._losses)} times"
 
     def _complaint(self, error: Unavailable) -> str:
         limit = f"within the limit of {self._window_s():g} s"
-        if self._num_losses == 0:
+        if not self._losses:
             return f"no {self._what} {limit}: {error.message}"
         lost = f"{self._what} lost {self._times()}"
         return f"{lost}, no other was there {limit}; at last: {error.message}"

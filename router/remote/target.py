@@ -99,6 +99,7 @@ class RemoteVerifier:
 
     async def _connect(self) -> None:
         while not self._session.is_connected:
+            self._recovery.check_losses()
             try:
                 await self._session.connect(self._recovery.lease_timeout_s())
             except Unavailable as error:

@@ -49,8 +49,7 @@ Patch = pytest.MonkeyPatch
     [
         ("engines", 8, ["compared", "held to their support", "preemptions", "accepted"]),
         ("tools", 4, ["loose served", "loosened", "strict served", "strict refused", "texts"]),
-        ("links", 5, ["compared", "messages lost", "messages doubled", "messages broken"]),
-        ("cancel", 5, ["cancelled", "cancelled twice", "closed", "finished"]),
+        ("failures", 20, ["deaths", "cancelled", "lost", "accepted"]),
         ("http", 20, ["status 200", "status 400"]),
         ("histories", 4, ["noisy", "with nulls"]),
         ("schema", 3, ["requests"]),
@@ -225,7 +224,7 @@ async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> N
         raise AssertionError
 
     monkeypatch.setattr("loadtest.fuzz.campaign.CASE_LIMIT_S", 0.05)
-    report = PartReport("links")
+    report = PartReport("failures")
     await run_one(report, raising, 7, lambda line: None)
     await run_one(report, hanging, 8, lambda line: None)
     assert "ValueError: broken" in report.failures[0].complaints[0]
@@ -252,7 +251,7 @@ def test_a_seed_gives_the_same_requests_and_cases_their_own() -> None:
 
     assert drawn(3) == drawn(3)
     assert drawn(3) != drawn(4)
-    seeds = {case_seed(1, part, i) for part in ("links", "http") for i in range(100)}
+    seeds = {case_seed(1, part, i) for part in ("failures", "http") for i in range(100)}
     assert len(seeds) == 200
     assert Failure("http", 5, ()).command == "python -m loadtest.fuzz --parts http --case 5"
 

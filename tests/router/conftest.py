@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tests.harness.runs.virtual_time import VirtualTimeLoop
+from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

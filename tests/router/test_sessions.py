@@ -96,18 +96,9 @@ async def run(front: SpeculativeGenerator, wanted: GenerationRequest) -> tuple[l
     return ids, events[-1]
 
 
-@pytest.mark.parametrize("k", [0, 3, None], ids=["plain", "fixed", "adaptive"])
-@pytest.mark.parametrize("seed", range(8))
-async def test_a_faulty_link_never_changes_the_text(seed: int, k: int | None) -> None:
-    target, draft = ScriptedPool(seed, fault_rate=0.15), ScriptedPool(seed + 100, fault_rate=0.15)
-    ids, finished = await run(generator(target, draft), request(k=k))
-    assert ids == continuation(PROMPT, 60)
-    assert finished.num_completion_tokens == 60
-
-
 @pytest.mark.parametrize("has_draft", [False, True], ids=["lookup", "chain"])
 @pytest.mark.parametrize("seed", range(4))
-async def test_nor_does_it_where_known_answers_continue_the_drafts(
+async def test_a_faulty_link_changes_no_text_where_known_answers_continue_the_drafts(
     seed: int, has_draft: bool
 ) -> None:
     target, draft = ScriptedPool(seed, fault_rate=0.15), ScriptedPool(seed + 100, fault_rate=0.15)
@@ -259,13 +250,6 @@ async def test_senseless_requests_are_refused_by_name(field: str, value: object)
     }
     with pytest.raises(InvalidRequest, match=field.removesuffix("_ids")):
         await run(generator(ScriptedPool(), None), GenerationRequest(**values))
-
-
-async def test_eight_sessions_at_once_each_get_their_own_text() -> None:
-    target, draft = ScriptedPool(3, fault_rate=0.05), ScriptedPool(4, fault_rate=0.05)
-    front = generator(target, draft)
-    outcomes = await asyncio.gather(*(run(front, request(f"r{i}", k=i % 4)) for i in range(8)))
-    assert all(ids == continuation(PROMPT, 60) for ids, _ in outcomes)
 
 
 async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> None:

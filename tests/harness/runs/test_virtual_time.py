@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from tests.harness.runs.virtual_time import VirtualTimeLoop
+from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
 
 
 def run(coroutine: Coroutine[object, object, None]) -> None:

@@ -138,37 +138,6 @@ def test_other_seeds_give_other_texts() -> None:
     assert decode(other, 2, dtype="bfloat16")[0] != plain_seeded()
 
 
-def over_bad_links(seed: int, target: TargetEngine, draft: DraftEngine) -> list[list[int]]:
-    """Texts of all prompts with random k and run_on over links that fail as `seed` says."""
-    generator = random.Random(seed)
-    target_link = BadLink(target, seed)
-    draft_link = BadLink(draft, seed + 1)
-    clients = [
-        Client(
-            session_id=f"s{i}",
-            prompt=PROMPTS[i],
-            sampling=SEEDED[i],
-            num_tokens=NUM_TOKENS,
-            target_link=target_link,
-            draft_link=draft_link,
-            num_draft_tokens=lambda: generator.choice([0, 1, 2, 4]),
-            run_on=lambda: generator.choice([0, 0, 1, 5]),
-        )
-        for i in range(8)
-    ]
-    texts = run_clients(clients)
-    assert not [failure for client in clients for failure in client.failures]
-    return texts
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_lost_doubled_late_and_reordered_messages_change_no_text(seed: int) -> None:
-    target, draft = make_target("bfloat16"), make_draft(0.02, "bfloat16")
-    texts = over_bad_links(seed, target, draft)
-    assert dict(enumerate(texts)) == plain_seeded()
-    check_free(target, draft)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_bad_links_and_too_few_blocks_change_no_text(seed: int) -> None:
     """Every session fits alone, not all together; idle ones are closed by a lease time-out."""
@@ -204,42 +173,6 @@ class ExpiringLink(BadLink):
         for client in self.clients:
             if client.is_done:
                 self.engine.close(client.session_id)
-        return super().tick()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_an_engine_that_forgets_everything_changes_no_text(seed: int) -> None:
-    """A target replaced by an empty one looks like sessions closed at random moments."""
-    target, draft = make_target("bfloat16"), make_draft(0.02, "bfloat16")
-    link = ForgetfulLink(target, seed)
-    clients = [
-        Client(
-            session_id=f"s{i}",
-            prompt=PROMPTS[i],
-            sampling=SEEDED[i],
-            num_tokens=NUM_TOKENS,
-            target_link=link,
-            draft_link=Link(draft),
-            num_draft_tokens=lambda: 2,
-            run_on=lambda: 2,
-        )
-        for i in range(8)
-    ]
-    assert dict(enumerate(run_clients(clients))) == plain_seeded()
-    assert link.num_forgotten > 0
-    check_free(target, draft)
-
-
-class ForgetfulLink(BadLink):
-    """Closes a random session now and then."""
-
-    num_forgotten = 0
-
-    def tick(self) -> list:
-        if self._random.random() < 0.1:
-            victim = f"s{self._random.randrange(8)}"
-            self.engine.close(victim)
-            self.num_forgotten += 1
         return super().tick()
 
 

@@ -6,21 +6,16 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deployments.link.frames import FrameCodec
-from loadtest.fuzz.links.lossy import FaultRates, Faults, LossyPool, grammar_close
 from loadtest.report.prompts import demo_prompts as held_out_prompts
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
-    EngineReply,
-    EngineRequest,
     Grammar,
 )
-from router.limits import SessionLimits, SpeculationLimits
+from router.limits import SpeculationLimits
 from router.types import Finished, GenerationRequest
 from tests.cases.constraint import CONSTRAINTS
 from tests.harness.local import (
@@ -212,36 +207,3 @@ async def test_preempted_sessions_keep_their_texts() -> None:
         assert service.target.stats().num_preemptions > 0
         assert all(finished.speculation.num_accepted_by["forced"] > 0 for _, finished in got)
         assert await service.freed()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_lossy_links_change_no_text() -> None:
-    """Every message goes through its codec, and may be lost, doubled or late; links break."""
-    expected = await plain_texts(1.0)
-    faults = Faults(7, FaultRates(lose=0.05, double=0.1, delay=0.1, break_=0.3))
-    codecs: dict[str, tuple[FrameCodec[Any], FrameCodec[Any], Any]] = {
-        "constraint": (FrameCodec(ConstraintRequest), FrameCodec(ConstraintReply), grammar_close),
-        "target": (FrameCodec(EngineRequest), FrameCodec(EngineReply), None),
-        "draft": (FrameCodec(EngineRequest), FrameCodec(EngineReply), None),
-    }
-
-    def link_to(name: str, pool: Any) -> Any:
-        requests, replies, closes_with = codecs[name]
-        return LossyPool(pool, name, faults, (requests, replies), closes_with)
-
-    limits = SessionLimits(
-        resend_interval_s=0.05, rejoin_interval_s=0.01, max_losses=60, token_gap_s=10.0
-    )
-    async with local_service(
-        DEMO / "target",
-        DEMO / "draft",
-        grammar_host=demo_grammar_host(),
-        speculation=ON,
-        limits=limits,
-        link_to=link_to,
-    ) as service:
-        got = await answers(service, 1.0)
-        assert texts(got) == expected
-        assert got["long keys"][1].speculation.num_accepted_by["forced"] > 0
-    assert all(faults.counts[what] for what in ("lost", "doubled", "broken"))

@@ -1,10 +1,9 @@
 """An event loop whose clock jumps to the next timer instead of waiting for it.
 
-Code that asks the loop for the time (`asyncio.sleep`, `asyncio.timeout`, `loop.time()`) sees waits
-of hours pass at once and in order, on a busy machine as on an idle one: computing takes one
-microsecond a turn of the loop. What comes from outside the loop (threads, sockets, processes) knows
-nothing of this clock, so the loop is for tests without any, and says so where one waits for such a
-thing. Sources of the idea: `trio.testing.MockClock`, `looptime`.
+Code that asks the loop for the time sees waits of hours pass at once and in order. So it is on a
+busy machine as well: computing takes one microsecond a turn of the loop. Threads, sockets and
+processes know nothing of this clock. A wait for one of them is an error where no timer is set.
+Sources of the idea: `trio.testing.MockClock`, `looptime`.
 """
 
 from __future__ import annotations

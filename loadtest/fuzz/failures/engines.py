@@ -1,0 +1,183 @@
+"""Engines with their session tables, schedulers and KV blocks, in the loop that leaders run.
+
+Only their passes are simulated (`model.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from deployments.engine.loop import EngineLoop
+from deployments.link.leases import LeaseKey
+from loadtest.fuzz.failures.model import BLOCK_SIZE, DRAFT, TARGET, SimulatedRunner
+from loadtest.fuzz.failures.network import Network
+from loadtest.fuzz.failures.processes import Process, Sender
+from models.engine.base import Engine
+from models.engine.draft import DraftEngine
+from models.engine.target import TargetEngine
+from models.protocol.messages import (
+    Endpoint,
+    EngineReply,
+    EngineRequest,
+    MaskMiss,
+    MaskRequest,
+    Masks,
+    Verify,
+)
+
+IDLE_S = 20.0  # silent sessions lose their leases
+_MASK_WAIT_S = 0.15
+_MASK_POLL_S = 0.01
+_MAX_ROWS = 4 * BLOCK_SIZE  # of a pass, so that prompts are read in chunks
+
+
+class EngineProcess(Process):
+    """A draft or target engine in the loop that leaders run. Implements its `EnginePort`.
+
+    Args:
+        network, address, name, epoch: see `Process`.
+        is_target: a draft engine otherwise.
+        num_blocks: of its KV cache.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        name: str,
+        epoch: int,
+        *,
+        is_target: bool,
+        num_blocks: int,
+    ) -> None:
+        super().__init__(network, address, name, epoch)
+        self.poison: dict[str, int] = {}  # verifies until a session of that id brings it down
+        self.on_poisoned: Callable[[Process], None] = lambda process: None
+        self.masks = SimulatedMasks(self)
+        table = TARGET if is_target else DRAFT
+        runner: Any = SimulatedRunner(table, num_blocks, _MAX_ROWS, self.spend)
+        kind = TargetEngine if is_target else DraftEngine
+        self.engine: Engine = kind(
+            runner, self.masks, epoch, clock=self.clock, mask_wait_s=_MASK_WAIT_S
+        )
+        self._loop = EngineLoop(
+            self.engine, self, idle_timeout_s=IDLE_S, poll_s=0.0, clock=self.clock
+        )
+        self._outbox: list[tuple[object, EngineReply]] = []
+
+    def receive(self, timeout_s: float) -> Iterable[tuple[object, EngineRequest]]:
+        """See `EnginePort.receive`; what comes during a wait is taken after it."""
+        self._spent_s += timeout_s
+        messages, self._inbox = self._inbox, []
+        return messages
+
+    def send(self, replies: list[tuple[object, EngineReply]]) -> None:
+        """See `EnginePort.send`."""
+        self._outbox += replies
+
+    def take(self, sender: Sender, message: Any) -> None:
+        """See `Process.take`; a poisonous session brings it down."""
+        left = self.poison.get(message.session_id)
+        if left is not None and isinstance(message, Verify):
+            self.poison[message.session_id] = left - 1
+            if left <= 1:
+                self.network.note(f"{self.name}: poisoned by {message.session_id}")
+                self.network.later(0.002, self.on_poisoned, self)
+        super().take(sender, message)
+
+    def spend(self, num_rows: int) -> None:
+        """Take the time of a pass."""
+        seconds = (0.004 + 0.0004 * num_rows) * self.network.rng.uniform(0.9, 1.3)
+        self._spent_s += seconds * self.slowness
+
+    def spend_wait(self, seconds: float) -> None:
+        """Take the time of a wait."""
+        self._spent_s += seconds
+
+    @property
+    def _has_work(self) -> bool:
+        return self.engine.has_work
+
+    def _turn(self) -> None:
+        self._loop.tick()
+
+    def _answer(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        for sender, reply in outbox:
+            cast(Sender, sender)(reply)
+
+    def _admit(self, session_id: str) -> int:
+        return self._loop.admit(session_id)
+
+    def _release(self, key: LeaseKey) -> None:
+        self._loop.release(*key)
+
+    def _ended(self) -> list[LeaseKey]:
+        return self._loop.ended()
+
+    def _acknowledge(self, leases: list[LeaseKey]) -> None:
+        self._loop.acknowledge(leases)
+
+    def left(self) -> list[str]:
+        """See `Process.left`."""
+        stats = self.engine.stats()
+        num_leases = self._loop.stats().num_sessions
+        found = [f"{num_leases} leases"] if num_leases else []
+        found += [f"{stats.num_sessions} sessions"] if stats.num_sessions else []
+        if stats.num_free_blocks != stats.num_blocks:
+            found.append(f"{stats.num_blocks - stats.num_free_blocks} KV blocks")
+        if self.masks.endpoints:
+            found.append(f"masks of {sorted(self.masks.endpoints)}")
+        self.engine.runner.pool.check(self.engine.block_tables())
+        return [f"{self.name} still holds {what}" for what in found]
+
+
+class SimulatedMasks:
+    """A `models.grammar.masks.MaskSource` over the network, as `link.masks` over sockets."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self.endpoints: dict[str, Endpoint] = {}
+        self.processes: Mapping[str, Process] = {}  # constraint replicas by address
+        self._replies: list[Masks | MaskMiss] = []
+
+    def open(self, session_id: str, endpoint: Endpoint) -> None:
+        """See `MaskSource.open`."""
+        self.endpoints[session_id] = endpoint
+
+    def request(self, requests: Sequence[MaskRequest]) -> None:
+        """See `MaskSource.request`."""
+        for request in requests:
+            endpoint = self.endpoints.get(request.session_id)
+            if endpoint is not None:
+                way = f"{self._process.name} > {endpoint.public_key}"
+                self._process.network.carry(
+                    way, "constraint request", request, partial(self._deliver, endpoint)
+                )
+
+    def poll(self, timeout_s: float) -> list[Masks | MaskMiss]:
+        """See `MaskSource.poll`; a wait takes its time."""
+        if timeout_s > 0.0 and not self._replies:
+            self._process.spend_wait(_MASK_POLL_S)
+        replies, self._replies = self._replies, []
+        return replies
+
+    def close(self, session_id: str) -> None:
+        """See `MaskSource.close`."""
+        self.endpoints.pop(session_id, None)
+
+    def _deliver(self, endpoint: Endpoint, request: MaskRequest) -> None:
+        process = self.processes.get(endpoint.address)
+        if process is not None and process.allows(self._process.name, endpoint):
+            process.take(lambda reply: self._reply(process.name, reply), request)
+
+    def _reply(self, sender: str, reply: Any) -> None:
+        way = f"{sender} > {self._process.name}"
+        self._process.network.carry(way, "constraint reply", reply, self._take)
+
+    def _take(self, reply: Masks | MaskMiss) -> None:
+        if self._process.is_alive:
+            self._replies.append(reply)
+            self._process.wake()

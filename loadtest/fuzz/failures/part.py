@@ -1,0 +1,70 @@
+"""Part `failures`: a cluster that fails in every way, on virtual time, by one seed.
+
+Router, pools, leases, engines, grammar hosts and codecs are those that serve. Processes, sockets,
+Ray and the passes of models are simulated. A seed has one trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
+
+from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.failures.schedule import Schedule
+from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
+
+
+def simulate(seed: int) -> Outcome:
+    """Run the schedule of a seed, in this thread."""
+    outcome = Outcome()
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, _virtual_clocks(runner, seed):
+        try:
+            schedule = runner.run(_made(seed))
+            outcome.complaints = runner.run(schedule.run())
+        except RuntimeError as error:  # all wait, and nothing will end it
+            outcome.complaints.append(f"{type(error).__name__}: {error}")
+    outcome.trace = schedule.network.trace
+    outcome.counts = schedule.network.counts
+    outcome.counts["cases"] = 1
+    return outcome
+
+
+async def _made(seed: int) -> Schedule:
+    return Schedule(seed)
+
+
+@contextmanager
+def _virtual_clocks(runner: asyncio.Runner, seed: int) -> Iterator[None]:
+    """Have the router read virtual time, and jitter be the seed's."""
+    loop = runner.get_loop()
+    clock = SimpleNamespace(perf_counter=loop.time, monotonic=loop.time)
+    modules = [
+        module
+        for name, module in sorted(sys.modules.items())
+        if name.startswith("router.") and getattr(module, "time", None) is time
+    ]
+    dice = random.getstate()
+    random.seed(seed)
+    for module in modules:
+        module.time = clock  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.time = time  # type: ignore[attr-defined]
+        random.setstate(dice)
+
+
+@asynccontextmanager
+async def open_failures() -> AsyncIterator[RunCase]:
+    """Yield what runs the schedule of a seed: in a thread, for it has an event loop of its own."""
+
+    async def run_case(seed: int) -> Outcome:
+        return await asyncio.to_thread(simulate, seed)
+
+    yield run_case

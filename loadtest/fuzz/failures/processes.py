@@ -1,0 +1,193 @@
+"""Processes that may die, stop, be slow, or have the clocks of their nodes jump.
+
+A process hears of nothing but messages and leases. Its turn's work takes virtual time, and what the
+turn gives leaves at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from deployments.link.leases import LeaseKey
+from loadtest.fuzz.failures.model import MAX_MODEL_LEN
+from loadtest.fuzz.failures.network import Network
+from models.protocol.messages import Endpoint, LeaseGrant
+
+_POLL_S = 1.0
+_LEAST_TURN_S = 1e-4
+
+Sender = Callable[[Any], None]  # takes a reply
+
+
+class Process(ABC):
+    """One life of a replica.
+
+    Args:
+        network: of the schedule.
+        address: where its link listens; a later life may have the same.
+        name: of the replica, each life another.
+        epoch: of this life.
+
+    Attributes:
+        slowness: factor of all it computes.
+        on_end: is told why it is gone.
+    """
+
+    def __init__(self, network: Network, address: str, name: str, epoch: int) -> None:
+        self.network, self.address, self.name = network, address, name
+        self.grant = LeaseGrant(
+            endpoint=Endpoint(address=address, public_key=name, epoch=epoch),
+            asker_key=name,
+            max_model_len=MAX_MODEL_LEN,
+            replica=name,
+        )
+        self.slowness = 1.0
+        self.is_alive = True
+        self.answers_leases = False  # while it is stopped
+        self.failure = ""  # an exception that is no fault of the schedule
+        self.ends: dict[LeaseKey, asyncio.Future[str]] = {}  # of leases; why they ended
+        self._skew_s = 0.0
+        self._spent_s = 0.0  # of the turn under way
+        self._inbox: list[tuple[Sender, Any]] = []
+        self._awake = asyncio.Event()
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._task = asyncio.create_task(self._run(), name=name)
+
+    # --- what happens to it
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if it says nothing, for now."""
+        return not self._goes_on.is_set()
+
+    def stop(self) -> None:
+        """Fall silent until `go_on`."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        """Go on after a stop."""
+        self._goes_on.set()
+
+    def jump(self, seconds: float) -> None:
+        """Have the clock of its node jump ahead."""
+        self._skew_s += seconds
+
+    def kill(self) -> None:
+        """End it with all that it holds; its leases end."""
+        self.is_alive = False
+        self._task.cancel()
+        for end in self.ends.values():
+            if not end.done():
+                end.set_result("gone")
+
+    async def closed(self) -> None:
+        """Kill it and wait for its end."""
+        self.kill()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- what others do with it
+
+    def wake(self) -> None:
+        """End its wait for messages."""
+        self._awake.set()
+
+    def clock(self) -> float:
+        """Seconds by the clock of its node; a turn's work has passed when it is over."""
+        return self.network.now() + self._skew_s + self._spent_s
+
+    def take(self, sender: Sender, message: Any) -> None:
+        """Take a message from the link."""
+        if self.is_alive:
+            self._inbox.append((sender, message))
+            self._awake.set()
+
+    def admit(self, session_id: str) -> LeaseKey:
+        """Lease a place."""
+        key = (session_id, self._admit(session_id))
+        self.ends[key] = asyncio.get_running_loop().create_future()
+        self._awake.set()
+        return key
+
+    def release(self, key: LeaseKey) -> None:
+        """End a lease."""
+        if self.is_alive:
+            self.ends.pop(key, None)
+            self._release(key)
+            self._awake.set()
+
+    def allows(self, key: str, endpoint: Endpoint) -> bool:
+        """Return whether the owner of this key may connect, who knows this endpoint."""
+        return endpoint.public_key == self.name
+
+    # --- turns
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._goes_on.wait()
+                self._awake.clear()
+                self._turn()
+                spent_s, self._spent_s = self._spent_s, 0.0
+                if spent_s or self._has_work:
+                    # What a turn gives leaves when its time is over, if the process lives then.
+                    await asyncio.sleep(max(spent_s, _LEAST_TURN_S))
+                    self._answer()
+                    continue
+                self._answer()
+                if not self._end_leases():
+                    await self._wait()
+        except Exception as error:
+            self.failure = f"{self.name} died of {type(error).__name__}: {error}"
+            raise
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(_POLL_S if self.num_leases else None):
+                await self._awake.wait()
+        except TimeoutError:
+            pass
+
+    def _end_leases(self) -> bool:
+        """Tell the holders of leases that ended here; return whether there were any."""
+        ended = self._ended()
+        for key in ended:
+            end = self.ends.pop(key, None)
+            if end is not None and not end.done():
+                end.set_result("ended")
+        self._acknowledge(ended)
+        return bool(ended)
+
+    @property
+    def num_leases(self) -> int:
+        """Leases that have not ended, as far as it knows."""
+        return len(self.ends)
+
+    @property
+    @abstractmethod
+    def _has_work(self) -> bool: ...
+
+    @abstractmethod
+    def _turn(self) -> None: ...
+
+    @abstractmethod
+    def _answer(self) -> None: ...
+
+    @abstractmethod
+    def _admit(self, session_id: str) -> int: ...
+
+    @abstractmethod
+    def _release(self, key: LeaseKey) -> None: ...
+
+    @abstractmethod
+    def _ended(self) -> list[LeaseKey]: ...
+
+    @abstractmethod
+    def _acknowledge(self, leases: list[LeaseKey]) -> None: ...
+
+    @abstractmethod
+    def left(self) -> list[str]:
+        """Return what sessions left here."""
