@@ -39,13 +39,16 @@ MAX_INLINE_BYTES = 100 * 1024  # of Ray: a larger answer goes through object sto
 @pytest.mark.parametrize("app", [build(config()), build_monitor(MonitorConfig())])
 def test_a_replica_can_tell_a_new_controller_all_of_itself_in_one_message(app: Any) -> None:
     """After the head's death nothing larger arrives for a minute, and Serve kills the replica."""
-    for name, deployment in deployments(app).items():
-        told = deployment._deployment_config
+    for name, told in options_of(app).items():
         # Serve makes it anew from these where a config file overrides any option.
         remade = DeploymentConfig(**{**told.model_dump(), "num_replicas": 2})
         for settings in (told, remade):
             assert len(cloudpickle.dumps(settings)) < MAX_INLINE_BYTES / 2, name
             assert settings.request_router_config.get_request_router_class() is not None
+
+
+def options_of(app: Any) -> dict[str, DeploymentConfig]:
+    return {name: found._deployment_config for name, found in deployments(app).items()}
 
 
 def test_serve_will_convert_the_arguments() -> None:
@@ -79,8 +82,8 @@ def test_keys_of_a_command_line_are_dotted() -> None:
 
 
 def test_what_the_router_has_no_room_for_is_told_to_come_again() -> None:
-    router = deployments(build(config(router={"max_sessions": 3, "max_queued_sessions": 4})))
-    options = router["Router"]._deployment_config
+    app = build(config(router={"max_sessions": 3, "max_queued_sessions": 4}))
+    options = options_of(app)["Router"]
     assert options.max_queued_requests == 7 + 64, "a burst reaches the router, which says why"
     assert options.backpressure_config.status_code == 429
     assert options.backpressure_config.retry_after_s == 1
@@ -104,7 +107,7 @@ def test_each_draft_model_of_a_name_is_a_deployment() -> None:
 
 
 def test_serve_turns_clients_away_as_the_router_does() -> None:
-    options = deployments(build(config()))["Router"]._deployment_config
+    options = options_of(build(config()))["Router"]
     assert options.max_ongoing_requests > 64 + 128, "the router must be able to refuse by itself"
     assert options.max_queued_requests > 0
     assert options.backpressure_config.status_code == 429
@@ -114,11 +117,11 @@ def test_serve_turns_clients_away_as_the_router_does() -> None:
 def test_silence_counts_as_death_after_the_stated_time() -> None:
     target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "stall_timeout_s": 6}
     constraint = {"stall_timeout_s": 12}
-    found = deployments(
+    found = options_of(
         build(AppConfig.model_validate({"target": target, "constraint": constraint}))
     )
     for name, stall_timeout_s in {"Target": 6, "Constraint": 12}.items():
-        options = found[name]._deployment_config
+        options = found[name]
         silent_s = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD * options.health_check_timeout_s
         assert silent_s == pytest.approx(stall_timeout_s)
         assert options.health_check_period_s <= options.health_check_timeout_s
