@@ -124,7 +124,7 @@ TURNS = Experiment(
     lines={"chats about a page": chats},
     ways={_BALANCED: Way(), _AWARE: Way()},
     stages=("http",),
-    batches=(2, 6),
+    batches=(4,),
     measures=("first_ms", "cached_share", "tokens_a_prompt"),
     goals=(
         Goal(way=_AWARE, measure="cached_share", at_least=0.8),
@@ -133,5 +133,5 @@ TURNS = Experiment(
     pair="smollm2",
     tokens=24,
     count=5,  # turns of a chat
-    repeats=8,
+    repeats=6,
 )
