@@ -146,59 +146,6 @@ async def test_a_faultless_session_sends_each_token_once() -> None:
     assert draft.engine.logs == {}
 
 
-@pytest.mark.parametrize("k", [0, 4])
-async def test_a_target_lost_mid_stream_is_replaced_and_the_text_goes_on(k: int) -> None:
-    target, draft = ScriptedPool(), ScriptedPool()
-    ids: list[int] = []
-    crashes = {10, 30}
-    async for event in generator(target, draft).generate(request(k=k), LetterDetokenizer()):
-        if isinstance(event, Delta):
-            ids.extend(event.token_ids)
-            for at in [at for at in crashes if len(ids) >= at]:
-                crashes.discard(at)
-                target.crash()
-    assert ids == continuation(PROMPT, 60)
-    assert len(target.leases) == 3
-
-
-async def test_a_target_lost_for_good_is_unavailable_after_bounded_attempts() -> None:
-    target = ScriptedPool()
-    target.num_refusals_left = 1000
-    with pytest.raises(Unavailable, match="no target within the limit of 1 s: scripted refusal"):
-        await run(generator(target, None), request())
-    assert target.num_refusals_left < 1000
-
-
-async def test_a_silent_target_counts_as_dead() -> None:
-    target = ScriptedPool(fault_rate=1.0)
-    session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
-    with pytest.raises(Unavailable, match=r"lost [23] times, no .* 1 s; at last: no answer"):
-        async for _ in session.verify(TokenSequence(PROMPT), [], 0):
-            pass
-    assert len(target.leases) == 3  # 0.5 s each, and the window of 1 s opens after the first
-
-
-async def test_a_draft_lost_mid_stream_costs_nothing_and_rejoins() -> None:
-    target, draft = ScriptedPool(), ScriptedPool()
-    front = generator(target, draft)
-    ids: list[int] = []
-    finished = None
-    is_crashed = False
-    async for event in front.generate(request(max_tokens=150, k=2), LetterDetokenizer()):
-        await asyncio.sleep(0.001)
-        if isinstance(event, Finished):
-            finished = event
-            continue
-        ids.extend(event.token_ids)
-        if len(ids) > 30 and not is_crashed:
-            is_crashed = True
-            draft.crash()
-    assert ids == continuation(PROMPT, 150)
-    assert finished is not None
-    assert len(draft.leases) >= 2
-    assert draft.engine.num_tokens_received > 0, "the new draft engine was used again"
-
-
 async def test_no_draft_at_all_is_plain_decoding() -> None:
     draft = ScriptedPool()
     draft.num_refusals_left = 10_000

@@ -71,15 +71,6 @@ def difference(name: str, expected: Answer, got: Answer) -> list[str]:
     ]
 
 
-def is_prefix(expected: Answer, got: Answer) -> bool:
-    """Return whether a broken answer is the beginning of the whole one."""
-    return (
-        expected.ids[: len(got.ids)] == got.ids
-        and expected.text.startswith(got.text)
-        and expected.shown[: len(got.shown)] == got.shown
-    )
-
-
 def broken_terms(request: GenerationRequest, answer: Answer) -> list[str]:
     """Return the request's own terms that an answer breaks, for any random choice."""
     if answer.error is not None:

@@ -114,8 +114,6 @@ def fresh_engines(
     *,
     target_blocks: int = _NUM_BLOCKS,
     draft_blocks: int = _NUM_BLOCKS,
-    mask_wait_s: float = 2.0,
-    queued_interval_s: float = _NO_NOTICES_S,
 ) -> Engines:
     """Engines that know nothing yet. Only one such pair may be in use at a time."""
     target, draft = emptied(target_runner(), target_blocks), emptied(draft_runner(), draft_blocks)
@@ -124,10 +122,9 @@ def fresh_engines(
             target,
             target_masks,
             epoch=1,
-            mask_wait_s=mask_wait_s,
-            queued_interval_s=queued_interval_s,
+            queued_interval_s=_NO_NOTICES_S,
         ),
-        DraftEngine(draft, draft_masks, epoch=1, queued_interval_s=queued_interval_s),
+        DraftEngine(draft, draft_masks, epoch=1, queued_interval_s=_NO_NOTICES_S),
         target,
         draft,
     )

@@ -16,7 +16,6 @@ from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
-from models.protocol.errors import Unavailable
 from models.protocol.messages import EngineReply, EngineRequest, TokenLogprobs
 from models.protocol.packed_logprobs import unpack
 from router.drafters.draft_model import POOL
@@ -164,15 +163,3 @@ async def test_a_lost_target_loses_and_repeats_no_logprobs(
     shown, [of_prompt] = expected
     assert len(shown) == 40
     assert [entry.token for entry in of_prompt] == PROMPTS[2][1:]
-
-
-async def test_the_last_target_lost_ends_the_stream_with_the_reason(
-    tiny_target: str, tiny_draft: str
-) -> None:
-    async with serving(tiny_target, tiny_draft, 1, failover_s=1.0) as (front, target):
-        target.pools.append(target.pools[0])
-        with pytest.raises(
-            Unavailable,
-            match=r"^target lost once, no other was there within the limit of 1 s; at last: killed",
-        ):
-            await text(front, 0, 0, target, [20])

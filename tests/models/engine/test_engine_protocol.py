@@ -138,44 +138,6 @@ def test_other_seeds_give_other_texts() -> None:
     assert decode(other, 2, dtype="bfloat16")[0] != plain_seeded()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_bad_links_and_too_few_blocks_change_no_text(seed: int) -> None:
-    """Every session fits alone, not all together; idle ones are closed by a lease time-out."""
-    target = make_target("bfloat16", kv_cache_tokens=160)
-    draft = make_draft(0.02, "bfloat16")
-    link = ExpiringLink(target, seed)
-    generator = random.Random(seed)
-    clients = [
-        Client(
-            session_id=f"s{i}",
-            prompt=PROMPTS[i],
-            sampling=SEEDED[i],
-            num_tokens=NUM_TOKENS,
-            target_link=link,
-            draft_link=Link(draft),
-            num_draft_tokens=lambda: generator.choice([0, 1, 3]),
-            run_on=lambda: generator.choice([0, 4]),
-        )
-        for i in range(8)
-    ]
-    link.clients = clients
-    assert dict(enumerate(run_clients(clients))) == plain_seeded()
-    assert target.stats().num_preemptions > 0
-    check_free(target, draft)
-
-
-class ExpiringLink(BadLink):
-    """Closes what is done on the engine, as the end of a lease does."""
-
-    clients: Sequence[Client] = ()
-
-    def tick(self) -> list:
-        for client in self.clients:
-            if client.is_done:
-                self.engine.close(client.session_id)
-        return super().tick()
-
-
 def constrained_texts(seed: int | None, delay_polls: int) -> list[list[int]]:
     """Texts under the grammar; with a seed: drafts, random k and bad links."""
     masks, draft_masks = ScriptedMasks(), ScriptedMasks()
