@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_120,
     "deployments": 24_100,
     "loadtest": 29_900,
-    "tests": 71_550,
+    "tests": 71_700,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 
