@@ -99,7 +99,8 @@ def _streamed(text: str) -> Outcome:
 
     The stream has the usage at its end.
     """
-    bodies = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    lines = text.split("\n")  # an id or a comment may stand among them
+    bodies = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     if bodies[-1] != "[DONE]":
         raise RuntimeError(f"a stream ended with {bodies[-1]}")
     events = [json.loads(body) for body in bodies[:-1]]

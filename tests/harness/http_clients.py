@@ -29,7 +29,7 @@ async def client_of(
 
 def events_of(text: str) -> list[Any]:
     assert text.endswith("\n\n")
-    blocks = [block.splitlines() for block in text.split("\n\n")[:-1]]
+    blocks = [block.split("\n") for block in text.split("\n\n")[:-1]]
     bodies = [line.removeprefix("data: ") for line, *_ in blocks]  # an id may follow
     return [body if body == "[DONE]" else json.loads(body) for body in bodies]
 

@@ -67,7 +67,7 @@ def body_of(fields: dict[str, Any]) -> dict[str, Any]:
 def blocks_of(text: str) -> Iterator[tuple[Event, str]]:
     """Each event with its id; "" for none."""
     for block in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
         if fields.get("data", "[DONE]") != "[DONE]":
             yield json.loads(fields["data"]), fields.get("id", "")
 
