@@ -79,7 +79,8 @@ class LeaseRouter(_PowerOfTwoChoices):
         ids = {replica_id.unique_id: replica_id for replica_id in self.curr_replicas}
         avoided_now = avoided.names()
         name = nearest(prefix_key, (one for one in ids if one not in avoided_now))
-        # Serve knows a load for some seconds after it was told. An unknown one counts as empty.
+        # Serve knows a load for some seconds after it was told. An unknown one counts as empty, and
+        # leases that are chosen in one instant do not count for each other yet.
         loads = {one: self.replica_queue_len_cache.get(ids[one]) or 0 for one in ids}
         load = loads.pop(name, 0)
         if not loads or not has_room(load, min(loads.values())):
