@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 38_050,
     "router": 9_100,
     "deployments": 23_500,
-    "loadtest": 29_700,
+    "loadtest": 29_740,
     "tests": 71_300,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
