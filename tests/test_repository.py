@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 38_050,
     "router": 9_120,
     "deployments": 24_100,
-    "loadtest": 29_900,
+    "loadtest": 29_950,
     "tests": 71_700,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing

@@ -317,7 +317,8 @@ class SessionTable:
         """Start a session or renew its terms; the session if its terms are new, else None.
 
         New terms keep the tokens and their KV, which do not depend on them. They keep `seq`, so
-        that late messages stay late. Stored answers and the running job were of the old terms.
+        that late messages stay late. Stored answers and the running job were of the old terms. The
+        job's message may have overtaken the new ones, so a repeat of it is acted on.
         """
         if message.epoch != self._epoch:
             return None
@@ -333,6 +334,8 @@ class SessionTable:
             session.release_blocks()  # they may be those of others who have the old salt
         session.opened = message
         session.answers = []
+        if session.job is not None:
+            session.seq -= 1
         session.mask_base_len = 0
         session.generated = TokenSequence()
         if message.constraint is not None:

@@ -47,8 +47,13 @@ class Deployment:
         self.on_message: Callable[[Deployment, Process], None] = lambda deployment, process: None
         self._make = make
         self._changed = asyncio.Event()
-        for number in range(num_replicas):
-            self.start(f"{kind}-{number}")
+        self._num_addresses = 0
+        for _ in range(num_replicas):
+            self.start(self._new_address())
+
+    def _new_address(self) -> str:
+        self._num_addresses += 1
+        return f"{self.kind}-{self._num_addresses}"
 
     def start(self, address: str) -> None:
         """Start an empty replica."""
@@ -69,10 +74,10 @@ class Deployment:
         if not process.is_alive:
             return
         self.network.note(f"{process.name}: dies")
-        self.network.num_losses += 1
+        self.network.num_losses[self.kind] += 1
         process.kill()
         is_moved = self.network.rng.random() < 0.5
-        address = f"{self.kind}-{len(self.processes)}" if is_moved else process.address
+        address = self._new_address() if is_moved else process.address
         self.network.later(self.network.rng.uniform(*self.delays_s), self.start, address)
 
     async def chosen(self, avoided: AvoidedReplicas, tried: set[str]) -> Process:

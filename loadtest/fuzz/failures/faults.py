@@ -106,5 +106,5 @@ class Faults:
 
     def _note(self, what: str, process: Process) -> None:
         self._network.counts[what] += 1
-        self._network.num_losses += _MANY
+        self._network.num_losses[process.address.split("-")[0]] += _MANY
         self._network.note(f"{process.name}: {what}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.config import EngineConfig
+from models.engine.choices.scoring import draw_choice
 from models.kv.block_pool import BlockPool
 from models.kv.rows import SequenceRows, copied_blocks
 from models.protocol.forced import NOTHING_FORCED, Forced
@@ -130,6 +131,20 @@ def expected(
         if is_constrained and not state.advance(text[-1]):
             raise AssertionError("a mask let a token pass that the grammar forbids")
     return tuple(text[len(prompt) :])
+
+
+def expected_choice(
+    prompt: tuple[int, ...], sampling: Sampling, choices: tuple[tuple[int, ...], ...]
+) -> tuple[int, ...]:
+    """Return the choice that a request must get, with its end."""
+    logprobs = []
+    for choice in choices:
+        text, sum_ = array("i", prompt), 0.0
+        for token in (*choice, EOS_ID):
+            sum_ += float(TARGET[table_row(text)].log_softmax(0)[token])
+            text.append(token)
+        logprobs.append(sum_)
+    return (*choices[draw_choice(logprobs, sampling, len(prompt))], EOS_ID)
 
 
 # --- a grammar: what may follow depends on the last token and on the length

@@ -67,8 +67,8 @@ class Network:
         self.rates = rates
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
-        # Losses that a session may have had at most by what befell replicas, links apart.
-        self.num_losses = 0
+        # Losses that a session may have had by what befell replicas, by kind, links apart.
+        self.num_losses: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
 
@@ -80,10 +80,11 @@ class Network:
         """Add a line to the trace."""
         self.trace.append(f"{self.now():.4f} {what}")
 
-    def explains(self, num_losses: int) -> bool:
-        """Return whether a session can have lost so many replicas."""
-        rates = self.rates
-        return any((rates.lose, rates.delay, rates.refuse)) or self.num_losses >= num_losses
+    def explains(self, kind: str, num_losses: int) -> bool:
+        """Return whether a session can have lost so many replicas of a kind; "": of any."""
+        rates, lost = self.rates, self.num_losses
+        num_lost = lost[kind] if kind else lost["target"] + lost["constraint"]
+        return any((rates.lose, rates.delay, rates.refuse)) or num_lost >= num_losses
 
     def happens(self, what: str, share: float) -> bool:
         """Return whether a fault strikes now."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from deployments.ingress.quarantine import Quarantine
 from loadtest.fuzz.failures.cluster import Links
-from loadtest.fuzz.failures.model import EOS_ID, VOCAB_SIZE, expected
+from loadtest.fuzz.failures.model import EOS_ID, VOCAB_SIZE, expected, expected_choice
 from loadtest.fuzz.failures.network import Network
 from models.protocol.errors import (
+    LinkLost,
     MaskUnavailable,
     Overloaded,
     ReplicasLost,
@@ -38,6 +39,8 @@ LIMITS = SessionLimits(
 )
 MAX_PROMPT, MAX_TOKENS = 24, 14
 _MAX_EVENTS = 20
+_LOST = ("target", "constraint")
+_CHOICES = ((1, 2), (1, 2, 3), (7,), (8, 4, 4, 4, 9, 3), (8, 4, 5))
 _FAILURES = {kind.code for kind in (Unavailable, MaskUnavailable, ReplicasLost, Overloaded)}
 
 
@@ -73,16 +76,29 @@ def drawn_request(rng: random.Random, name: str, shared: Sequence[int]) -> Gener
     num_shared, num_own = rng.choice((0, 5, 16)), rng.randint(1, MAX_PROMPT - 16)
     prompt = [*shared[:num_shared], *(rng.randrange(1, VOCAB_SIZE) for _ in range(num_own))]
     sampling = Sampling(temperature=rng.choice((0.0, 0.0, 1.0)), seed=rng.randrange(1 << 32))
+    is_choice = rng.random() < 0.1
     return GenerationRequest(
         request_id=name,
         prompt_ids=tuple(prompt),
         sampling=sampling,
         eos_ids=(EOS_ID,),
-        max_tokens=rng.randint(1, MAX_TOKENS),
-        grammar=Grammar(kind="regex", text="x") if rng.random() < 0.35 else None,
+        max_tokens=rng.randint(1, MAX_TOKENS) if not is_choice else MAX_TOKENS,
+        grammar=None if is_choice or rng.random() < 0.65 else Grammar(kind="regex", text="x"),
+        choices=_CHOICES if is_choice else (),
         speculation=SpeculationSettings(
             num_speculative_tokens=rng.choice((0, 1, 3, 4, None, None))
         ),
+    )
+
+
+def _expected(request: GenerationRequest) -> tuple[int, ...]:
+    if request.choices:
+        return expected_choice(request.prompt_ids, request.sampling, request.choices)
+    return expected(
+        request.prompt_ids,
+        request.sampling,
+        request.max_tokens,
+        is_constrained=request.grammar is not None,
     )
 
 
@@ -99,6 +115,7 @@ class Reader:
     pause_s: float = 0.0  # that the reader takes for each event
     ids: list[int] = field(default_factory=list)
     end: str = ""
+    lost_kind: str = ""  # of replicas that it says it has lost
     complaints: list[str] = field(default_factory=list)
 
     @classmethod
@@ -158,7 +175,10 @@ class Reader:
             if self.end:
                 self.complain(f"{error} after its end")
             self.end = error.code
-            if not isinstance(error, Unavailable | Overloaded):
+            self.lost_kind = next((kind for kind in _LOST if error.message.startswith(kind)), "")
+            cause = error.__cause__
+            is_fault = isinstance(cause, LinkLost) and cause.reason == "fault"
+            if is_fault or not isinstance(error, Unavailable | Overloaded):
                 self.complain(f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - whatever comes out of a request is a finding
             self.complain(f"{type(error).__name__}: {error}")
@@ -193,10 +213,7 @@ class Reader:
 
     def _judge(self) -> None:
         request, ids = self.request, tuple(self.ids)
-        is_constrained = request.grammar is not None
-        whole = expected(
-            request.prompt_ids, request.sampling, request.max_tokens, is_constrained=is_constrained
-        )
+        whole = _expected(request)
         self.network.counts[self.end] += 1
         self.network.counts["sessions"] += 1
         if ids != whole[: len(ids)]:
@@ -207,7 +224,8 @@ class Reader:
         if not self.end:
             self.complain("it has no end")
         is_lost = self.end == ReplicasLost.code
-        if self.end in _FAILURES and not self.network.explains(LIMITS.max_losses if is_lost else 1):
+        num_losses = LIMITS.max_losses if is_lost else 1
+        if self.end in _FAILURES and not self.network.explains(self.lost_kind, num_losses):
             self.complain(f"{self.end}, for no reason")
         if is_lost:
             try:

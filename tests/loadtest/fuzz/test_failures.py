@@ -175,5 +175,4 @@ def test_a_mistake_is_seen(mistake: Any) -> None:
         seeds = range(FIRST_SEED, FIRST_SEED + 300)
         found = next((seed for seed in seeds if simulate(seed).complaints), None)
         assert found is not None
-        print(found - FIRST_SEED, simulate(found).complaints[:2])
     assert simulate(found).complaints == [], "it is gone without the mistake"

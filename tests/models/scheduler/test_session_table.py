@@ -185,6 +185,17 @@ def test_new_terms_keep_log_and_seq(table: SessionTable, session: Session) -> No
     assert table.admit(make_propose(4, [], [9]), "r", 1.0) == (None, [])
 
 
+def test_a_message_that_overtook_its_terms_is_acted_on_when_it_is_repeated(
+    table: SessionTable, session: Session
+) -> None:
+    question = make_propose(5, [], [2, 3, 4])
+    accept(table, question)
+    session.job = Job(seq=5, ready_s=0.0, num_logits=1, steps_left=0)
+    table.open(make_open(constraint=CONSTRAINT), 1.0)
+    assert accept(table, question) is session
+    assert table.admit(make_propose(4, [], [9]), "r", 1.0) == (None, [])
+
+
 def test_close_frees_the_blocks_once(table: SessionTable, session: Session) -> None:
     session.table.resize(10)
     assert table.close("s", EPOCH + 1) is None
