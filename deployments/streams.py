@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 _FIRST_PAUSE_S = 0.5  # doubles
 _SILENCE_LIMIT_S = 120.0  # a service that lives says so every `heartbeat_s`
-_SERVER_FAULT = 500
+_TOO_MANY, _SERVER_FAULT = 429, 500
 _BROKEN = (OSError, http.client.HTTPException, EOFError)  # URLError is an OSError
 
 
@@ -68,8 +68,7 @@ def events(
             return
         except (*_BROKEN, Refused) as error:
             num_failed += 1
-            is_final = isinstance(error, Refused) and error.status < _SERVER_FAULT
-            if is_final or not last_id or num_failed >= max_tries:
+            if not last_id or num_failed >= max_tries or _is_final(error):
                 raise
             time.sleep(_FIRST_PAUSE_S * 2 ** (num_failed - 1))
 
@@ -110,6 +109,13 @@ def _body(body: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the body to send, with what is known of the answer where the route takes that."""
     known = {"prediction": {"type": "content", "content": text}} if text else {}
     return {**(known if "messages" in body else {}), **body, "stream": True}
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether another router would say the same: a refusal, but for want of room."""
+    if not isinstance(error, Refused):
+        return False
+    return error.status < _SERVER_FAULT and error.status != _TOO_MANY
 
 
 def _reason(body: bytes) -> str:

@@ -23,6 +23,7 @@ _CONNECT_TIMEOUT_S = 30.0
 # Every request has a connection; a shared pool must not make them queue for one.
 _PAUSE_S = 0.3  # before the rest of a broken stream is asked for
 _OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
+_ELSEWHERE = (429, *_OF_PROXIES, 503, 504)  # with which a stream's rest is not refused for good
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -113,8 +114,7 @@ async def _breaks(
                 content = (await response.aread()).decode(errors="replace")
                 after = response.headers.get("retry-after", "")
                 answer.refuse(response.status_code, content, after)
-                is_own = response.status_code not in _OF_PROXIES
-                return response.status_code >= _OF_PROXIES[0] and not (is_own and not headers)
+                return response.status_code in (_ELSEWHERE if answer.last_id else _OF_PROXIES)
     except (httpx.HTTPError, OSError, ValueError) as error:
         after_text = f" after {len(answer.text)} characters"
         answer.error = answer.error or f"{type(error).__name__}: {error}{after_text}"

@@ -23,7 +23,7 @@ from models.protocol.errors import InvalidRequest
 from router.types import Delta
 
 HEADER = "last-event-id"
-_PLACE = r"\d+-\d+-\d+-[0-9a-f]+"
+_PLACE = r"\d{1,9}-\d{1,9}-\d{1,9}-[0-9a-f]{1,8}"
 _FORM = re.compile(rf"([\w-]{{1,64}})/(\d{{1,12}})/(\d{{1,20}})/({_PLACE}(?:,{_PLACE})*)", re.ASCII)
 _MAX_CHARS = 65_536
 

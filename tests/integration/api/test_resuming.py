@@ -82,7 +82,7 @@ async def stream(
 
 
 def joined(stream: Sequence[Event]) -> dict[Any, Any]:
-    """What a client makes of a stream: all text, calls, logprobs and ends, by choice."""
+    """Join a stream as a client does: all text, calls, logprobs and ends, by choice."""
     found: dict[Any, Any] = {"heads": set(), "usage": None}
     for event in stream:
         found["heads"].add((event["id"], event["created"], event["model"]))
@@ -152,7 +152,9 @@ async def test_what_cannot_go_on_is_refused_by_name() -> None:
             answer = await other.post(f"/v1/{path}", json=body | fields, headers=headers)
             return answer.status_code, answer.json()["error"]["param"], answer.json()["error"]
 
-        for bad in ("7", last_id + "x", last_id.replace("/", "-"), "a" * 70_000):
+        head, _, _ = last_id.rpartition("/")
+        huge = f"{head}/{'9' * 5000}-1-1-a"
+        for bad in ("7", last_id + "x", last_id.replace("/", "-"), "a" * 70_000, huge):
             status, param, error = await refused(bad)
             assert (status, param) == (400, "Last-Event-ID"), error
         status, param, _ = await refused(last_id, stream=False, stream_options=None)

@@ -51,7 +51,7 @@ def test_schedules_find_nothing() -> None:
 
 
 def test_a_seed_has_one_trace() -> None:
-    """In another process too, where strings hash differently."""
+    """Holds in another process too, where strings hash differently."""
     seeds = range(5)
     script = (
         "from loadtest.fuzz.failures.part import simulate\n"

@@ -8,7 +8,7 @@ const FIRST_PAUSE_MS = 500; // doubles
 export const apiRoot = new URL("v1", BASE).href;
 
 export class Problem extends Error {
-  constructor(message, status = 0, isBroken = status >= 500) {
+  constructor(message, status = 0, isBroken = status >= 500 || status === 429) {
     super(message);
     this.status = status;
     this.isBroken = isBroken; // a stream may go on elsewhere
