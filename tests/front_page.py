@@ -54,6 +54,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{SERVED}test_served.py::test_the_draft_may_die_under_running_streams",
         "results/faults.json",
     ),
+    "One whose router dies can go on at another.": (
+        "integration/api/test_resuming.py::test_a_stream_goes_on_elsewhere_as_if_nothing_had_been",
+    ),
     "A seed gives one text": (
         f"{SERVED}test_served.py::test_a_seed_gives_one_text_whatever_is_drafted",
     ),

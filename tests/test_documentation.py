@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     {
         *ROOT.glob("*.md"),
-        *ROOT.glob("*/*.md"),
+        *ROOT.glob("[!.]*/*.md"),  # none that a tool leaves, like .pytest_cache
         ROOT / "models" / "demo" / "README.md",
         *(ROOT / "models" / "grammar").glob("*.md"),
         *ROOT.glob(".github/**/*.md"),
