@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from deployments.config.placement import default_placements
+from deployments.config.schema import AppConfig
 from loadtest.client import answers as client_answers
 from loadtest.client.http import COMPLETIONS, READ_TIMEOUT_S, complete, key_headers
 from loadtest.frame.runs import Answer, Ask, Run
@@ -26,7 +28,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
 from router.stats import SpeculationStats
 
-_CONFIG = ROOT / "configs" / "demo.yaml"
+CONFIG = ROOT / "configs" / "demo.yaml"
 
 
 class ServiceStage(Closing):
@@ -77,7 +79,7 @@ class ServiceStage(Closing):
                 raise ValueError("speculation, target, drafts: somebody else's service has its own")
             if not url:
                 service = served(
-                    _CONFIG, change=_change(self._models, way), environment=POD_ENVIRONMENT
+                    CONFIG, change=change_config(self._models, way), environment=POD_ENVIRONMENT
                 )
                 url = self._stack.enter_context(service).base_url
             client = httpx.Client(base_url=url, timeout=READ_TIMEOUT_S, headers=key_headers())
@@ -89,7 +91,7 @@ class ServiceStage(Closing):
         return self._clients[key]
 
 
-def _change(models: Models, way: Way) -> Callable[[Config], None]:
+def change_config(models: Models, way: Way) -> Callable[[Config], None]:
     """Return what makes a config of these models, for this way."""
 
     def change(config: Config) -> None:
@@ -103,6 +105,9 @@ def _change(models: Models, way: Way) -> Callable[[Config], None]:
         for name, values in tree["router"].items():
             inner = section(config, "router")
             inner[name] = {**inner.get(name, {}), **values} if isinstance(values, dict) else values
+        there = {one.name for one in default_placements(AppConfig.model_validate(arguments))}
+        options = config["applications"][0]["deployments"]
+        options[:] = [one for one in options if one["name"] in there]
 
     return change
 

@@ -29,7 +29,12 @@ from loadtest.report.machine import ROOT
 from loadtest.service.attached import gcs_address
 
 # The pods have the same (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
-POD_ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
+POD_ENVIRONMENT = {  # of k8s/base; the last two so that a refusal is said
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "1",
+}
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 
