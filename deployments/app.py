@@ -1,11 +1,14 @@
-"""`build`: from the config tree to the Serve application. The only place that binds deployments.
+"""`build` and `build_model`: from a tree of values to a Serve application. Only here are
+deployments bound.
 
+`build_model` is for a model with an application of its own, which no key of another one touches.
 Defaults of placement and limits that follow from the tree are set here. The `deployments:` section
 of a Serve config file overrides them by deployment name (Router, Target, Draft, Constraint).
 Annotations in this module are real classes on purpose. Serve converts `args` only then, so `from
 __future__ import annotations` must not be added.
 """
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from ray import serve
@@ -14,21 +17,22 @@ from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.live_limits import ADMISSION_HEADROOM
-from deployments.config.model_files import resolved, with_shared_vocabulary
+from deployments.config.model_files import resolved, vocabulary_of_router, with_shared_vocabulary
 from deployments.config.placement import COORDINATOR_CPUS, deployment_of, engine_placement
-from deployments.config.schema import (
-    AppConfig,
-    GrammarServiceConfig,
+from deployments.config.schema import AppConfig, GrammarServiceConfig, RouterConfig
+from deployments.config.sections.models import (
+    TARGET,
     LinkConfig,
+    ModelArgs,
     ModelConfig,
-    RouterConfig,
+    Models,
     section_of_draft,
 )
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
-from deployments.ingress.replica import Router
-from deployments.serve.private import REQUEST_ROUTER
+from deployments.ingress.replica import Router, TargetFacts
+from deployments.serve.private import REQUEST_ROUTER, handle_of
 from deployments.serve.waiting_run import end_waiting_run
 from models.heads.config import target_heads
 
@@ -40,8 +44,8 @@ _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a
 _LEASE_ROUTER = "deployments.serve.lease_router:LeaseRouter"
 
 
-class DeployedConfig(AppConfig):
-    """The tree as Serve hands it to `build`."""
+class _Deployed(Models):
+    """A tree as Serve hands it over: plain values."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -53,12 +57,21 @@ class DeployedConfig(AppConfig):
         try:
             return super().model_validate(obj, **options)
         except ValueError as error:
-            end_waiting_run()
+            if issubclass(cls, AppConfig):
+                end_waiting_run()
             raise CannotServe(str(error)) from None
 
 
+class DeployedConfig(_Deployed, AppConfig):
+    """The tree of `build`."""
+
+
+class DeployedModel(_Deployed, ModelArgs):
+    """The tree of `build_model`."""
+
+
 def build(args: DeployedConfig) -> Application:
-    """Build the whole service, ready for `serve run` or `serve deploy`.
+    """Build the whole service, or all of it but the models that have applications of their own.
 
     Raises:
         CannotServe: GPUs, labels, model folders or memory are missing, or draft and target do not
@@ -71,13 +84,20 @@ def build(args: DeployedConfig) -> Application:
         raise
     config = with_shared_vocabulary(resolved(args))
     name = config.router.model_name
-    target = bind_engine("Target", "target", config.target, config.link, name)
-    drafts = {
-        pool: bind_engine(deployment_of(section_of_draft(pool)), "draft", model, config.link, name)
-        for pool, model in config.draft_models.items()
+    here = {
+        section: _bind_model(section, model, config.link, name)
+        for section, model in config.models_here.items()
     }
+    engines: Mapping[str, Any] = here | {
+        section: handle_of(deployment_of(section), application)
+        for section, application in config.applications.items()
+    }
+    drafts = {pool: engines[section_of_draft(pool)] for pool in config.draft_pools}
     constraint = bind_constraint(config.constraint, config.link, config.target.model_path, name)
-    heads = target_heads(config.target.heads, config.target.early_exit)
+    facts = TargetFacts(
+        heads=target_heads(config.target.heads, config.target.early_exit),
+        vocabulary=vocabulary_of_router(config),
+    )
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
@@ -93,7 +113,36 @@ def build(args: DeployedConfig) -> Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
         request_router_config=_chosen_by(REQUEST_ROUTER),
-    ).bind(config.router, config.link, drafts, target, constraint, heads)
+    ).bind(
+        config.router,
+        config.link,
+        drafts,
+        engines[TARGET],
+        constraint,
+        facts,
+    )
+
+
+def build_model(args: DeployedModel) -> Application:
+    """Build the application of one model, that `build`'s routers find by its name.
+
+    Raises:
+        CannotServe: as `build`.
+    """
+    try:
+        refuse_unservable(args)
+    except CannotServe:
+        if args.section == TARGET:  # no service waits for a draft
+            end_waiting_run()
+        raise
+    config = with_shared_vocabulary(resolved(args))
+    section = config.section
+    return _bind_model(section, config.models_here[section], config.link, config.model_name)
+
+
+def _bind_model(section: str, model: ModelConfig, link: LinkConfig, model_name: str) -> Application:
+    kind: EngineKind = "target" if section == TARGET else "draft"
+    return bind_engine(deployment_of(section), kind, model, link, model_name)
 
 
 def bind_engine(

@@ -8,7 +8,7 @@ broadcasts, which stand in no queue. It is an entry of a Serve config file:
     - name: monitor
       route_prefix: /monitor
       import_path: deployments.monitor:build
-      args: {application: outrider}
+      args: {applications: [outrider, target, draft]}
 
 Annotations in this module are real classes on purpose. Serve converts `args` only then, so `from
 __future__ import annotations` must not be added.
@@ -16,7 +16,8 @@ __future__ import annotations` must not be added.
 
 import asyncio
 import logging
-from typing import Any
+from itertools import product
+from typing import Annotated, Any
 
 from pydantic import Field
 from ray import serve
@@ -50,11 +51,11 @@ _LOOKUP_TIMEOUT_S = 2.0
 class MonitorConfig(Section):
     """`args` of the monitor's application."""
 
-    application: str = Field(
-        default="outrider",
+    applications: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default=["outrider"],
         min_length=1,
-        max_length=256,
-        description="name of the application that is watched",
+        max_length=64,
+        description="names of the applications that are watched, the routers' first",
     )
 
 
@@ -71,20 +72,20 @@ def build(args: MonitorConfig) -> Application:
             {"request_router_class": REQUEST_ROUTER}
         ),
     )(serve.ingress()(Monitor))
-    application: Application = deployment.bind(args.application)
+    application: Application = deployment.bind(args.applications)
     return application
 
 
 class Monitor:
-    """Asks every replica of an application, at most once a second.
+    """Asks every replica of a service, at most once a second.
 
     Args:
-        application: the name of the application that is watched; it may start later.
+        applications: names of those that are watched, the routers' first; they may start later.
     """
 
-    def __init__(self, application: str) -> None:
-        self._application = application
-        self._handles: dict[str, DeploymentHandle[Any]] = {}
+    def __init__(self, applications: list[str]) -> None:
+        self._applications = applications
+        self._handles: dict[tuple[str, str], DeploymentHandle[Any]] = {}
         self._metrics = CachedValue(self._metrics_page)
         self._health = CachedValue(self._check)
 
@@ -106,23 +107,27 @@ class Monitor:
         return json_response(status.to_json(), code)
 
     async def _metrics_page(self) -> bytes:
-        handles = [await self._handle(name) for name in await self._names()]
+        handles = [await self._handle(*names) for names in await self._names()]
         found = [handle for handle in handles if handle is not None]
         return await text_of(found, timeout_s=_METRICS_TIMEOUT_S)
 
-    async def _names(self) -> list[str]:
-        """Return the deployments of the application that Serve knows now."""
+    async def _names(self) -> list[tuple[str, str]]:
+        """Return the applications' deployments that Serve knows now, with their applications."""
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
                 status = await asyncio.to_thread(serve.status)
         except (TimeoutError, *CALL_ERRORS) as error:
-            logger.debug("no status of the application: %s", type(error).__name__)
-            return list(_DEPLOYMENTS)
-        found = status.applications.get(self._application)
-        return list(_DEPLOYMENTS) if found is None else list(found.deployments)
+            logger.debug("no status of the applications: %s", type(error).__name__)
+            return list(product(self._applications, _DEPLOYMENTS))
+        known = {name: status.applications.get(name) for name in self._applications}
+        return [
+            (name, deployment)
+            for name, found in known.items()
+            for deployment in (_DEPLOYMENTS if found is None else found.deployments)
+        ]
 
     async def _check(self) -> HealthStatus:
-        handle = await self._handle(_ROUTER)
+        handle = await self._handle(self._applications[0], _ROUTER)
         answers: list[HealthStatus] = []
         if handle is not None:
             answers = await answers_of(handle, "health_status", timeout_s=_HEALTH_TIMEOUT_S)
@@ -132,13 +137,14 @@ class Monitor:
         healthy = [answer for answer in answers if answer.status == "ok"]
         return (healthy or answers or [missing])[0]
 
-    async def _handle(self, name: str) -> DeploymentHandle[Any] | None:
+    async def _handle(self, application: str, name: str) -> DeploymentHandle[Any] | None:
         """Return the handle of a deployment; None if there is none of this name, or not yet."""
-        if name not in self._handles:
-            lookup = asyncio.to_thread(serve.get_deployment_handle, name, self._application)
+        key = application, name
+        if key not in self._handles:
+            lookup = asyncio.to_thread(serve.get_deployment_handle, name, application)
             try:
                 async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
-                    self._handles[name] = await lookup
+                    self._handles[key] = await lookup
             except (KeyError, TimeoutError, *CALL_ERRORS) as error:
                 logger.debug("no handle of %s: %s", name, type(error).__name__)
-        return self._handles.get(name)
+        return self._handles.get(key)

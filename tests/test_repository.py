@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 38_050,
     "router": 9_120,
-    "deployments": 24_100,
+    "deployments": 24_520,
     "loadtest": 29_950,
-    "tests": 71_700,
+    "tests": 72_000,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -27,6 +27,7 @@ from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memor
 from deployments.config.model_files import file_faults, resolve_model, resolved, to_come
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
+from deployments.config.sections.models import Models
 from deployments.config.serve_file import ServeFile
 from models.fetch.hub import snapshot_of
 
@@ -45,7 +46,7 @@ class CannotServe(RayServeException, ValueError):
 
 
 def check(
-    config: AppConfig,
+    config: Models,
     cluster: Cluster,
     placements: Sequence[Placement],
     http: tuple[str, int] | None = None,
@@ -59,7 +60,9 @@ def check(
         http: address and port that must be free on this machine, if that is to be looked at.
     """
     files = file_faults(config)
-    faults = [*shortages(placements, cluster), *files, *_key_faults(config), *_span_faults(config)]
+    faults = [*shortages(placements, cluster), *files]
+    if isinstance(config, AppConfig):
+        faults += [*_key_faults(config), *_span_faults(config)]
     if http is not None:
         faults += _port_faults(*http)
     if not files:
@@ -92,8 +95,8 @@ def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], 
 # --- for the application that is built ------------------------------------------------------------
 
 
-def refuse_unservable(config: AppConfig) -> None:
-    """Check `build`'s config against the cluster it is being built in, where there is one.
+def refuse_unservable(config: Models) -> None:
+    """Check an application's tree against the cluster it is being built in, where there is one.
 
     Raises:
         CannotServe: names all that is missing, and what to use instead; or that Serve's controller
@@ -260,12 +263,13 @@ def _has_exporter() -> bool:
 
 
 def _least_memory_faults(
-    config: AppConfig, placements: Sequence[Placement], cluster: Cluster
+    config: Models, placements: Sequence[Placement], cluster: Cluster
 ) -> list[Fault]:
     """Find the models that cannot fit by the sizes of their files alone."""
     try:
         ranks = {
-            section: least_rank_bytes(model, section) for section, model in config.models.items()
+            section: least_rank_bytes(model, section)
+            for section, model in config.models_here.items()
         }
     except ValueError as error:
         return [error if isinstance(error, Fault) else Fault("", str(error))]

@@ -22,6 +22,7 @@ from ray.serve.context import _get_global_client
 
 from deployments.config.placement import Labels, Resources
 from deployments.config.schema import AppConfig
+from deployments.config.sections.models import ModelArgs, Models
 
 _CONTROLLER_TIMEOUT_S = 15.0
 # Set by KubeRay in every container, and by Ray where nodes come from a provider of node groups.
@@ -95,7 +96,7 @@ def connected_cluster(*, is_elsewhere: bool = False) -> Cluster:
     return Cluster(nodes=nodes, may_grow=may_grow, is_elsewhere=is_elsewhere)
 
 
-def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
+def deployed_overrides(config: Models) -> list[Mapping[str, Any]]:
     """Return the `deployments:` section of the file whose `args` are `config`; may be empty.
 
     `build` is given `args` alone; Serve's controller has the rest.
@@ -113,12 +114,13 @@ def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
             "Serve's controller has not said within "
             f"{_CONTROLLER_TIMEOUT_S:g} s what is to be deployed; deploy it again"
         ) from None
+    tree = AppConfig if isinstance(config, AppConfig) else ModelArgs
     for app in apps.values():
         content = app.model_dump(exclude_unset=True)
         try:
-            deployed = AppConfig.model_validate(content.get("args") or {})
+            deployed = tree.model_validate(content.get("args") or {})
         except ValueError:
-            continue  # somebody else's application
+            continue  # another application
         if deployed.model_dump() == config.model_dump():
             return list(content.get("deployments") or [])
     return []

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from deployments.config.cluster import Cluster, Node
 from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
-from deployments.config.schema import AppConfig, ModelConfig, RouterConfig, section_of_draft
+from deployments.config.schema import AppConfig, RouterConfig
+from deployments.config.sections.models import ModelConfig, section_of_draft
 from models.heads.config import CHECKPOINT
 from router.drafters.choice import line_up
 from router.drafters.heads import names_heads

@@ -16,7 +16,7 @@ from deployments.config.cluster import Cluster
 from deployments.config.fault import Fault
 from deployments.config.model_files import resolve_model, to_come
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources, deployment_of
-from deployments.config.schema import AppConfig, ModelConfig
+from deployments.config.sections.models import ModelConfig, Models
 from models.checkpoint.stored_weights import num_stored_parameters, stores_float8
 
 _COUNTED = ("CPU", "GPU")
@@ -210,7 +210,7 @@ def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
 
 
 def memory_faults(
-    config: AppConfig,
+    config: Models,
     ranks: Mapping[str, RankBytes],
     placements: Sequence[Placement],
     cluster: Cluster,

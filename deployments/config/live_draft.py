@@ -19,7 +19,7 @@ from deployments.config.model_files import (
     check_pair,
     num_shared_with,
 )
-from deployments.config.schema import ModelConfig, describe
+from deployments.config.sections.models import ModelConfig, describe
 from models.checkpoint.small_files import longest_text
 from models.config import PositiveFloat, PositiveInt, Section
 

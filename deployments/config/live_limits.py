@@ -24,7 +24,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from deployments.config.schema import RouterConfig, describe
+from deployments.config.schema import RouterConfig
+from deployments.config.sections.models import describe
 from router.drafters.choice import check_draft_names
 from router.limits import SessionLimits, SpeculationLimits
 

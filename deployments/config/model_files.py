@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deployments.config.fault import Fault
-from deployments.config.schema import AppConfig, ModelConfig, section_of_draft
+from deployments.config.schema import AppConfig
+from deployments.config.sections.models import TARGET, ModelConfig, Models, section_of_draft
 from models.checkpoint.small_files import (
     check_small_files,
     longest_text,
@@ -33,6 +34,7 @@ from router.rounds import HEADS
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 _TOKENIZER_KEY = "router.tokenizer_path"
+Tree = TypeVar("Tree", bound=Models)
 
 
 # --- where they are -------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) 
         raise Fault(key, str(error)) from None
 
 
-def resolved(config: AppConfig) -> AppConfig:
+def resolved(config: Tree) -> Tree:
     """Return the tree with absolute paths.
 
     Values that follow from the target are filled in.
@@ -94,17 +96,20 @@ def resolved(config: AppConfig) -> AppConfig:
         )
         for section, model in config.models.items()
     }
-    target, tokenizer = models["target"], config.router.tokenizer_path
+    found = config.with_models(models)
+    if not isinstance(config, AppConfig):
+        return found
+    target, tokenizer = found.target, config.router.tokenizer_path
     if tokenizer in ("", config.target.model_path):
         tokenizer = target.model_path
     else:
         tokenizer = str(resolve_folder(tokenizer, _TOKENIZER_KEY))
     window = min(config.router.max_model_len or target.max_model_len, target.max_model_len)
     router = config.router.model_copy(update={"tokenizer_path": tokenizer, "max_model_len": window})
-    return config.with_models(models).model_copy(update={"router": router})
+    return found.model_copy(update={"router": router})
 
 
-def fitted(config: AppConfig) -> AppConfig:
+def fitted(config: Tree) -> Tree:
     """Limit each open `max_model_len` to the checkpoint's own.
 
     Raises:
@@ -177,19 +182,20 @@ def _on_hub(name: str, revision: str | None, key: str) -> Path:
 # --- what they say --------------------------------------------------------------------------------
 
 
-def file_faults(config: AppConfig) -> list[Fault]:
+def file_faults(config: Models) -> list[Fault]:
     """Return all faults of the model folders that an unresolved config names."""
     faults = []
     for section, model in config.models.items():
-        faults += _faults_of(_check_folder, model, section)
-    faults = faults or _faults_of(_check_method, config)
-    tokenizer = config.router.tokenizer_path
-    if tokenizer not in ("", config.target.model_path):
-        faults += _faults_of(_check_tokenizer, tokenizer)
+        faults += _faults_of(_check_folder, model, section, section in config.models_here)
+    if isinstance(config, AppConfig):
+        faults = faults or _faults_of(_check_method, config)
+        tokenizer = config.router.tokenizer_path
+        if tokenizer not in ("", config.target.model_path):
+            faults += _faults_of(_check_tokenizer, tokenizer)
     return faults or _faults_of(check_models, resolved(config))
 
 
-def check_models(config: AppConfig) -> None:
+def check_models(config: Models) -> None:
     """Check the resolved checkpoints' small files against the config and against each other.
 
     Raises:
@@ -197,14 +203,15 @@ def check_models(config: AppConfig) -> None:
             the target's mean.
     """
     for section, model in config.models.items():
-        _check_model(model, section)
-    _check_method(config)
+        _check_model(model, section, section in config.models_here)
+    if isinstance(config, AppConfig):
+        _check_method(config)
     for pool, draft in config.draft_models.items():
         key = f"{section_of_draft(pool)}.model_path"
         check_pair(Path(config.target.model_path), Path(draft.model_path), key)
 
 
-def with_shared_vocabulary(config: AppConfig) -> AppConfig:
+def with_shared_vocabulary(config: Tree) -> Tree:
     """Limit draft models to token ids that the target has.
 
     Raises:
@@ -219,6 +226,17 @@ def with_shared_vocabulary(config: AppConfig) -> AppConfig:
         own_limit = draft.vocab_size or num_shared
         models[section] = draft.model_copy(update={"vocab_size": min(own_limit, num_shared)})
     return config.with_models(models)
+
+
+def vocabulary_of_router(config: AppConfig) -> str:
+    """Return the digest of the token ids that a resolved config's target must have; "": any.
+
+    Raises:
+        ValueError: the tokenizer cannot be read.
+    """
+    if config.router.tokenizer_path != config.target.model_path:
+        return ""  # somebody knows why
+    return read_vocabulary(Path(config.target.model_path) / "tokenizer.json").digest
 
 
 def num_shared_with(target: Path, draft: Path, key: str = "draft.model_path") -> int:
@@ -245,9 +263,9 @@ def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
     return []
 
 
-def _check_folder(model: ModelConfig, section: str) -> None:
+def _check_folder(model: ModelConfig, section: str, is_here: bool) -> None:
     folder = _folder_of(model, section)
-    _check_model(model.model_copy(update={"model_path": str(folder)}), section)
+    _check_model(model.model_copy(update={"model_path": str(folder)}), section, is_here)
     _check_heads(model, section)
     _check_early_exit(model, folder, section)
 
@@ -293,9 +311,11 @@ def _check_tokenizer(path: str) -> None:
         raise Fault(_TOKENIZER_KEY, str(error)) from None
 
 
-def _check_model(model: ModelConfig, section: str) -> None:
+def _check_model(model: ModelConfig, section: str, is_here: bool) -> None:
     folder = Path(model.model_path)
-    check_files(folder, f"{section}.model_path", has_grammars=section == "target")
+    check_files(folder, f"{section}.model_path", has_grammars=section == TARGET)
+    if not is_here:
+        return
     longest = longest_text(folder)
     if longest is not None and model.max_model_len > longest:
         raise Fault(

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.config.schema import AppConfig, ModelConfig, section_of_draft
+from deployments.config.schema import AppConfig
+from deployments.config.sections.models import ModelConfig, Models
 
 COORDINATOR_CPUS = 0.1  # share of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
@@ -65,18 +66,18 @@ def engine_placement(name: str, model: ModelConfig) -> Placement:
     )
 
 
-def default_placements(config: AppConfig) -> list[Placement]:
-    """Return the placements of `build` if the file has no overrides."""
-    placements = [
-        Placement(name="Router", own={"CPU": COORDINATOR_CPUS}),
-        engine_placement("Target", config.target),
-        Placement(name="Constraint", own={"CPU": COORDINATOR_CPUS}),
+def default_placements(config: Models) -> list[Placement]:
+    """Return the placements of `build`, or `build_model`, if the file has no overrides."""
+    models = [
+        engine_placement(deployment_of(section), model)
+        for section, model in config.models_here.items()
     ]
-    drafts = [
-        engine_placement(deployment_of(section_of_draft(pool)), model)
-        for pool, model in config.draft_models.items()
-    ]
-    return [*placements[:2], *drafts, *placements[2:]]
+    if not isinstance(config, AppConfig):
+        return models
+    router, constraint = (
+        Placement(name=name, own={"CPU": COORDINATOR_CPUS}) for name in ("Router", "Constraint")
+    )
+    return [router, *models, constraint]
 
 
 def deployment_of(section: str) -> str:
@@ -85,7 +86,7 @@ def deployment_of(section: str) -> str:
     return f"Draft-{name}" if name else kind.capitalize()
 
 
-def placements_of(config: AppConfig, overrides: Iterable[Mapping[str, Any]]) -> list[Placement]:
+def placements_of(config: Models, overrides: Iterable[Mapping[str, Any]]) -> list[Placement]:
     """Lay the `deployments:` section of a Serve config file over the placements.
 
     Raises:
@@ -99,7 +100,7 @@ def placements_of(config: AppConfig, overrides: Iterable[Mapping[str, Any]]) -> 
     if by_name:
         known = ", ".join(placement.name for placement in placements)
         raise ValueError(f"deployments: there is no {sorted(by_name)[0]!r}, only {known}")
-    for section, model in config.models.items():
+    for section, model in config.models_here.items():
         _check_bundles(deployment_of(section), model, placements)
     return placements
 

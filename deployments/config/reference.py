@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from deployments.config.live_draft import DraftUserConfig
 from deployments.config.live_limits import ADMISSION_HEADROOM, LIVE_KEYS
 from deployments.config.schema import AppConfig
+from deployments.config.sections.models import ModelArgs
 from models.config import Section
 from router.limits import SessionLimits, SpeculationLimits
 
@@ -51,6 +52,14 @@ def keys_page() -> str:
             text = found[0][1]
             about = f"{text[0].upper()}{text[1:]}."
         parts.append(f"## {title}\n\n{about}\n\n{_table(model)}")
+    parts.append(
+        "## `applications`\n\nModels may have Serve applications of their own. Beside the sections "
+        "`args` of routers may have this key:\n\n"
+        + _table(AppConfig)
+        + "\nAn application of `deployments.app:build_model` has one model in `target`, `draft` or "
+        "`drafts.NAME`, the same `link`, and this key. Where it serves a draft model, `target` "
+        "says whose token ids that one has: model_path and revision.\n\n" + _table(ModelArgs)
+    )
     parts.append(
         "## `user_config` of Router\n\nA change of it replaces nothing and touches no stream. It "
         f"may have these keys of `router`: {_live_keys()}. A key that it leaves out is as in "

@@ -1,7 +1,8 @@
 """The whole service as one validated, frozen tree: what `args` of a Serve config file may say.
 
 Every key is declared once, with its default and a description. An engine's are in
-`models/config.py`, waits and drafting in `router/limits.py`, the rest here. The reference page
+`models/config.py`, those of models in `sections/models.py`, waits and drafting in
+`router/limits.py`, the rest here. The reference page
 (`deployments/docs/config-keys.md`) is made of the descriptions. Unknown keys are errors that name
 the key's full path. Units are in the names. Placement (replica counts, GPUs, labels) is not here:
 that is Serve's own `deployments:` section of the same file. `model_files` checks if the checkpoints
@@ -10,58 +11,33 @@ fit. Knows neither Ray nor torch nor the disk.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, field_validator, model_validator
 
 from deployments.api.schemas.names import NameOf
 from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.keys import nested
 from deployments.config.sections.capture import CaptureConfig
-from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
+from deployments.config.sections.models import (
+    DRAFT_NAME,
+    TARGET,
+    LeaseConfig,
+    ModelConfig,
+    Models,
+    check_draft_name,
+    pool_of,
+)
+from models.config import PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
 from models.protocol.rules import RULES
 from models.text.tools.reasoning import REASONING, named_reasoning
 from models.text.tools.registry import LAYOUTS, named_layout
 from router.drafters.choice import check_draft_names
 from router.drafters.draft_model import POOL
-from router.drafters.heads import HEADS_NAMES, check_method, names_heads
+from router.drafters.heads import check_method, names_heads
 from router.drafters.registry import DRAFTERS, drafters_of
 from router.limits import SessionLimits, SpeculationLimits
-
-_DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
-
-
-class LeaseConfig(Section):
-    """Limits by which a replica watches its sessions' leases, and is watched itself."""
-
-    lease_idle_timeout_s: PositiveFloat = Field(
-        default=120.0, description="a session without a message for so long is freed"
-    )
-    stall_timeout_s: PositiveFloat = Field(
-        default=10.0, description="a process that is silent for longer counts as dead"
-    )
-
-
-class ModelConfig(LeaseConfig, EngineConfig):
-    """One model and the process (or ranks) that computes it, target or draft.
-
-    It has the engine's config and the service's own keys.
-    """
-
-    max_num_seqs: PositiveInt = Field(
-        default=64,
-        description="sessions (leases) that one replica holds at once, some to spare for /health",
-    )
-    step_timeout_s: PositiveFloat = Field(
-        default=120.0,
-        description="one pass may take so long, then the replica is replaced; a quarter, and at "
-        "least stall_timeout_s, where it is 5 times what passes of its size took",
-    )
 
 
 class GrammarServiceConfig(LeaseConfig):
@@ -131,7 +107,7 @@ class SpeculationConfig(SpeculationLimits):
     @field_validator("method")
     @classmethod
     def _check_name(cls, name: str | None) -> str | None:
-        if name is None or _DRAFT_NAME.fullmatch(name):  # AppConfig checks that it is there
+        if name is None or DRAFT_NAME.fullmatch(name):  # AppConfig checks that it is there
             return name
         return NameOf(DRAFTERS).checked(name)
 
@@ -147,11 +123,6 @@ class SpeculationConfig(SpeculationLimits):
             if kind is not None and not kind.is_switched_on(self):
                 raise ValueError(f"method {kind.name} needs {kind.needs}")
         return self
-
-
-def section_of_draft(pool: str) -> str:
-    """Return the section of the config that a draft model is in, by the name of its pool."""
-    return pool if pool == POOL else f"drafts.{pool}"
 
 
 class RouterConfig(Section):
@@ -265,54 +236,39 @@ class RouterConfig(Section):
         return name
 
 
-class LinkConfig(Section):
-    """The ZMQ links between routers, engines and constraint services."""
+class AppConfig(Models):
+    """The tree of `deployments.app:build`: routers, constraint service, and models with them."""
 
-    host: Literal["node", "loopback"] = Field(
-        default="node", description="node: listen at the node's own address; loopback: one machine"
-    )
-    high_water_mark: PositiveInt = Field(
-        default=4096, description="frames queued per peer before further ones are dropped"
-    )
-
-
-class AppConfig(Section):
-    """Everything `deployments.app:build` needs."""
-
-    target: ModelConfig = Field(description="the model whose text is served")
-    draft: ModelConfig | None = Field(
-        default=None, description="the model that guesses ahead; leave it out for none"
-    )
-    drafts: dict[str, ModelConfig] = Field(
-        default_factory=dict,
-        description="further draft models by name, each a deployment Draft-NAME; a session has "
-        "the one that earns most",
-    )
     constraint: GrammarServiceConfig = Field(
         default_factory=GrammarServiceConfig, description="grammars, in child processes"
     )
     router: RouterConfig = Field(
         default_factory=RouterConfig, description="HTTP and the loop of each session"
     )
-    link: LinkConfig = Field(
-        default_factory=LinkConfig,
-        description="sockets between routers, engines and constraint service",
+    applications: dict[str, str] = Field(
+        default_factory=dict,
+        description="models with a Serve application of their own (`deployments.app:build_model`), "
+        "as {target, draft or drafts.NAME: APPLICATION}; `target` here then says what routers know "
+        "of it",
     )
 
-    @model_validator(mode="before")
+    @field_validator("applications")
     @classmethod
-    def _nest(cls, values: Any) -> Any:
-        """`serve run deployments.app:build target.model_path=...` gives dotted keys."""
-        return nested(values) if isinstance(values, dict) else values
+    def _check_sections(cls, applications: dict[str, str]) -> dict[str, str]:
+        for section, application in applications.items():
+            if section.startswith("drafts."):
+                check_draft_name(pool_of(section))
+            elif section not in (TARGET, POOL):
+                raise ValueError(f"{section}: must be {TARGET}, {POOL} or drafts.NAME")
+            if not application:
+                raise ValueError(f"{section}: must name an application, got ''")
+        return applications
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
-        for pool, model in self.draft_models.items():
-            section = section_of_draft(pool)
-            if model.heads is not None:
-                raise ValueError(f"{section}.heads: only a target drafts by heads")
-            if model.early_exit is not None:
-                raise ValueError(f"{section}.early_exit: only a target drafts by its first layers")
+        for section in self.applications:
+            if section != TARGET and section in self.models:
+                raise ValueError(f"{section} stands here and in applications too, must in one")
         speculation = self.router.speculation
         try:
             check_draft_names(speculation, self.draft_pools)
@@ -332,67 +288,18 @@ class AppConfig(Section):
                 raise ValueError(f"router.speculation.method {kind.name} needs {kind.needs}")
         return self
 
-    @field_validator("drafts")
-    @classmethod
-    def _check_names(cls, drafts: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
-        for name in drafts:
-            taken = (POOL, *DRAFTERS, *HEADS_NAMES)
-            if not _DRAFT_NAME.fullmatch(name) or name in taken:
-                raise ValueError(
-                    f"a name must be 1 to 32 of a-z, 0-9, - and _, begin with a letter, and be "
-                    f"none of {', '.join(taken)}, got {name!r}"
-                )
-        return drafts
-
-    @property
-    def models(self) -> dict[str, ModelConfig]:
-        """Target and draft models by the name of their section."""
-        drafts = {section_of_draft(pool): model for pool, model in self.draft_models.items()}
-        return {"target": self.target} | drafts
-
-    def with_models(self, models: Mapping[str, ModelConfig]) -> Self:
-        """Return the same tree with other models, by the name of their section."""
-        drafts = {
-            pool: models.get(section_of_draft(pool), model)
-            for pool, model in self.draft_models.items()
-        }
-        draft = drafts.pop(POOL, None)
-        target = models.get("target", self.target)
-        return self.model_copy(update={"target": target, "draft": draft, "drafts": drafts})
-
-    @property
-    def draft_models(self) -> dict[str, ModelConfig]:
-        """The draft models by the name of their pool, the one of the section `draft` first."""
-        return ({} if self.draft is None else {POOL: self.draft}) | self.drafts
-
     @property
     def draft_pools(self) -> tuple[str, ...]:
-        """The pools that have engines to draft with."""
-        return tuple(self.draft_models)
+        """See `Models.draft_pools`; with those of other applications."""
+        others = [pool_of(section) for section in self.applications if section != TARGET]
+        pools = [*self.draft_models, *others]
+        return tuple(sorted(pools, key=lambda pool: pool != POOL))
 
-    @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Validate a tree of plain values.
-
-        Raises:
-            ValueError: one message that names every key at fault by its full path.
-        """
-        try:
-            return super().model_validate(obj, **options)
-        except ValidationError as error:
-            raise ValueError(f"config: {describe(error)}") from None
-
-
-def describe(error: ValidationError) -> str:
-    """Name every key at fault, by its full path, in one line."""
-    return "; ".join(_describe(item) for item in error.errors())
-
-
-def _describe(item: ErrorDetails) -> str:
-    path = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {path!r}"
-    if item["type"] == "missing":
-        return f"missing key {path!r}"
-    got = "" if isinstance(item["input"], dict) else f" (got {item['input']!r})"
-    return f"{path or 'args'}: {item['msg']}{got}"
+    @property
+    def models_here(self) -> dict[str, ModelConfig]:
+        """See `Models.models_here`."""
+        return {
+            section: model
+            for section, model in self.models.items()
+            if section not in self.applications
+        }

@@ -6,24 +6,22 @@ keys silently. It ends with a traceback if a section has another type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from deployments.config.applications import Tree, applications_of
 from deployments.config.keys import put
 from deployments.config.live_draft import draft_user_config
 from deployments.config.live_limits import with_user_config
-from deployments.config.placement import Placement, deployment_of, placements_of
-from deployments.config.schema import AppConfig, RouterConfig, section_of_draft
+from deployments.config.placement import Placement, deployment_of
+from deployments.config.schema import AppConfig, RouterConfig
+from deployments.config.sections.models import section_of_draft
 from deployments.config.strict_yaml import read_yaml
 
-IMPORT_PATH = "deployments.app:build"
 _MAX_PORT = 65_535
-_SECTIONS = tuple(AppConfig.model_fields)
-Tree = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ class ServeFile:
 
     Attributes:
         tree: all of it, changes included.
-        config: its `args`.
+        config: the `args` of its applications, as one tree.
         placements: of its deployments.
         router: `config.router` with its `user_config` in force.
     """
@@ -73,10 +71,11 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
         tree = read_yaml(text)
     except ValueError as error:
         raise ValueError(f"cannot be read: {one_line(error)}") from None
-    application = _our_application(tree)
+    ours = applications_of(tree)
     for key, value in (changes or {}).items():
-        _change(tree, application, key, value)
-    application = _our_application(tree)
+        if not ours.change(key, value):
+            put(tree, key.split("."), value)
+    ours = applications_of(tree)
     if unknown := unknown_keys(tree):
         raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
     try:
@@ -87,12 +86,11 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
         )
         raise ValueError(faults) from None
     _check_port(tree)
-    config = AppConfig.model_validate(application.get("args") or {})
-    overrides = application.get("deployments") or []
-    placements = placements_of(config, overrides)
+    config = ours.config
     router = config.router
     drafts = [deployment_of(section_of_draft(pool)) for pool in config.draft_pools]
-    for options in overrides:
+    placements = ours.placements
+    for options in ours.overrides:
         if options["name"] in drafts:
             draft_user_config(options.get("user_config"))
         if options["name"] == "Router":
@@ -132,36 +130,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _our_application(tree: object) -> Tree:
-    if not isinstance(tree, dict) or not isinstance(tree.get("applications"), list):
-        raise ValueError("this is no Serve config file: it has no list of applications")
-    if faults := list(_shape_faults(tree["applications"])):
-        raise ValueError("; ".join(faults))
-    ours = [one for one in tree["applications"] if one.get("import_path") == IMPORT_PATH]
-    if len(ours) != 1:
-        raise ValueError(
-            f"{len(ours)} of its applications have import_path {IMPORT_PATH}, must be 1"
-        )
-    application: Tree = ours[0]
-    return application
-
-
-def _shape_faults(applications: list[Any]) -> Iterator[str]:
-    """Lists and mappings that are none, down to each deployment."""
-    for number, application in enumerate(applications):
-        path = f"applications.{number}"
-        if not isinstance(application, dict):
-            yield f"{path}: must be a mapping, got {application!r}"
-            continue
-        deployments = application.get("deployments", [])
-        if not isinstance(deployments, list):
-            yield f"{path}.deployments: must be a list of mappings, got {deployments!r}"
-            continue
-        for index, options in enumerate(deployments):
-            if not isinstance(options, dict):
-                yield f"{path}.deployments.{index}: must be a mapping, got {options!r}"
-
-
 def _http(tree: Tree) -> tuple[str, int]:
     options = tree.get("http_options") or {}
     return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
@@ -172,25 +140,3 @@ def _check_port(tree: Tree) -> None:
     _, port = _http(tree)
     if not 0 <= port <= _MAX_PORT:
         raise ValueError(f"http_options.port: must be from 0 to {_MAX_PORT}, got {port}")
-
-
-def _change(tree: Tree, application: Tree, key: str, value: Any) -> None:
-    """Put a value where its key belongs: a deployment's option, `args`, or the file's top.
-
-    Raises:
-        ValueError: there is no such place.
-    """
-    path = key.split(".")
-    if path[0] in _SECTIONS:
-        put(application, ["args", *path], value)
-    elif path[0][:1].isupper():
-        if len(path) == 1:
-            raise ValueError(f"{key}: name an option of this deployment, like {key}.num_replicas=2")
-        deployments = application.setdefault("deployments", [])
-        options = next((one for one in deployments if one.get("name") == path[0]), None)
-        if options is None:
-            options = {"name": path[0]}
-            deployments.append(options)
-        put(options, path[1:], value)
-    else:
-        put(tree, path, value)

@@ -21,7 +21,8 @@ import ray
 from ray.serve.schema import ReplicaRank
 
 from deployments.config.live_limits import refuse_any, take_user_config
-from deployments.config.schema import GrammarServiceConfig, LinkConfig
+from deployments.config.schema import GrammarServiceConfig
+from deployments.config.sections.models import LinkConfig
 from deployments.constraint.failures import failed
 from deployments.constraint.meters import ConstraintMeters
 from deployments.constraint.pipe import ConstraintConfig

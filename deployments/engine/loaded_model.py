@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
 from deployments.engine.own_pool import OwnPool
 from deployments.engine.rank import EngineKind, RankReport

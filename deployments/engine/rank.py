@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import ray
 import zmq
 
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
 from deployments.engine.room import refuse_without_room
 from deployments.link.frames import wait_readable

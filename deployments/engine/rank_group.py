@@ -27,7 +27,7 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
 from deployments.engine.rank import (
     FETCH_TIMEOUT_S,

@@ -32,7 +32,7 @@ from ray.serve.schema import ReplicaRank
 
 from deployments.config.live_draft import WantedDraft, wanted_draft
 from deployments.config.live_limits import refuse_any, take_user_config
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, AdmissionRefused, LoadedModel
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
@@ -48,6 +48,7 @@ from deployments.serve.page import Page, replica_name
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
 from models.protocol.messages import LeaseGrant, LeaseRefused, LeaseRequest
+from models.text.vocabulary import read_vocabulary
 
 logger = logging.getLogger("ray.serve")
 
@@ -81,6 +82,10 @@ class EngineReplica:
         self._report = EngineReport()
         async with asyncio.timeout(FETCH_TIMEOUT_S):  # ranks on other nodes fetch for themselves
             await asyncio.to_thread(bring, Path(model.model_path), logger.info)
+        vocabulary = await asyncio.to_thread(
+            read_vocabulary, Path(model.model_path) / "tokenizer.json"
+        )
+        self._vocabulary = vocabulary.digest
         self._is_serving = False
         self._loading: LoadedModel | None = None
         first = await self._load(model)
@@ -104,7 +109,7 @@ class EngineReplica:
             except AdmissionRefused as refusal:
                 yield LeaseRefused(replica=replica_name(), reason=str(refusal))
                 return
-            yield replace(model.grant, replica=replica_name())
+            yield replace(model.grant, replica=replica_name(), vocabulary=self._vocabulary)
             await model.ended(key)
         finally:
             # Also when the lease was cancelled before the leader had answered.

@@ -94,14 +94,23 @@ class ServePool(Generic[Request, Reply]):
         handle: of a deployment with a method `lease(LeaseRequest)` that yields a LeaseGrant.
         links: the process's links; its public key goes into each request.
         reply_type: union of what the deployment's links send.
+        vocabulary: digest of the one that replicas must have; "": any. While a model is changed,
+            routers and engines of two models are there side by side.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any], links: LinkClient, reply_type: Any) -> None:
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        links: LinkClient,
+        reply_type: Any,
+        vocabulary: str = "",
+    ) -> None:
         # Made once: each configured handle costs a metrics pusher and a long poll.
         self._lease_handle = handle.options(stream=True, method_name="lease")
         self._deployment_name = handle.deployment_name
         self._links = links
         self._reply_type = reply_type
+        self._vocabulary = vocabulary
 
     async def lease(
         self, session_id: str, *, timeout_s: float, prefix_key: str = ""
@@ -139,6 +148,9 @@ class ServePool(Generic[Request, Reply]):
             if isinstance(grant, LeaseRefused):
                 avoided.add(grant.replica, _REFUSED_S)
                 raise _Refused(grant.reason)
+            if self._vocabulary and grant.vocabulary != self._vocabulary:
+                avoided.add(grant.replica, _REFUSED_S)
+                raise _Refused("its model has other token ids than this router's tokenizer")
             channel = self._links.channel(grant.endpoint, session_id, self._reply_type)
         except BaseException:
             stream.cancel()
@@ -169,11 +181,15 @@ class _NearPool:
 
 
 def engine_pool(
-    handle: DeploymentHandle[Any], links: LinkClient, *, prefix_aware: bool = True
+    handle: DeploymentHandle[Any],
+    links: LinkClient,
+    *,
+    prefix_aware: bool = True,
+    vocabulary: str = "",
 ) -> EnginePool:
     """Leases on the replicas of a Draft or Target deployment."""
     make = PlacedServePool if prefix_aware else ServePool
-    return make(handle, links, EngineReply)
+    return make(handle, links, EngineReply, vocabulary)
 
 
 def constraint_pool(handle: DeploymentHandle[Any], links: LinkClient) -> ConstraintPool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from starlette.applications import Starlette
 from deployments.api.http import create_app
 from deployments.api.schemas.answers import HealthStatus
 from deployments.config.live_limits import changes_of, take_user_config, with_user_config
-from deployments.config.schema import LinkConfig, RouterConfig
+from deployments.config.schema import RouterConfig
+from deployments.config.sections.models import LinkConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.ingress.service import MetricsElsewhere, RouterService
 from deployments.link.client import LinkClient
@@ -41,6 +43,19 @@ _READY_PAUSE_S = 0.5
 _READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiting for longer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """What a router must know of the target beforehand.
+
+    Attributes:
+        heads: what drafts in its own process; None: nothing.
+        vocabulary: digest of the token ids that it must have; "": any.
+    """
+
+    heads: TargetHeads | None = None
+    vocabulary: str = ""
+
+
 @serve.deployment(name="Router")
 @serve.ingress()
 class Router:
@@ -52,7 +67,7 @@ class Router:
         drafts: handles of the deployments of draft models, by the name of their pool.
         target: handle of the Target deployment.
         constraint: handle of the Constraint deployment.
-        heads: what drafts in the target's own process; None: nothing.
+        facts: what is known of the target.
     """
 
     def __init__(
@@ -62,7 +77,7 @@ class Router:
         drafts: dict[str, DeploymentHandle[Any]],
         target: DeploymentHandle[Any],
         constraint: DeploymentHandle[Any],
-        heads: TargetHeads | None = None,
+        facts: TargetFacts,
     ) -> None:
         self._config = self._config_in_force = config
         self._draft_pools = tuple(drafts)
@@ -74,10 +89,10 @@ class Router:
         engines = partial(engine_pool, links=self._links, prefix_aware=config.prefix_aware_leases)
         self._service = RouterService(
             config,
-            target=engines(target),
+            target=engines(target, vocabulary=facts.vocabulary),
             drafts={pool: engines(handle) for pool, handle in drafts.items()},
             constraint=constraint_pool(constraint, self._links),
-            heads=heads,
+            heads=facts.heads,
             elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),
         )
         self._service.losses.on_lost = avoided.add

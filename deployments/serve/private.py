@@ -47,6 +47,16 @@ def power_of_two_choices() -> Any:
 REQUEST_ROUTER = "ray.serve._private.request_router.pow_2_router:PowerOfTwoChoicesRequestRouter"
 
 
+def handle_of(deployment: str, application: str) -> Any:
+    """Return the handle of a deployment that need not be there yet; calls wait for it.
+
+    The public `serve.get_deployment_handle` refuses one that is not there.
+    """
+    from ray.serve.handle import DeploymentHandle
+
+    return DeploymentHandle(deployment, application)
+
+
 async def replica_results(broadcast: Any) -> list[Any]:
     """Return a response for each replica that a broadcast went to, each to be awaited on its own.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.config.schema import RouterConfig
+from deployments.config.applications import applications_of
 from loadtest.client.cases import order_list_schema
 
 Body = dict[str, Any]
@@ -237,7 +237,7 @@ LOAD_TERMS: Mapping[str, Any] = {
 def workload_of(terms: SimpleNamespace, config: Mapping[str, Any]) -> Workload:
     """Return the requests for the model of a parsed Serve config file."""
     return Workload(
-        RouterConfig.model_validate(config["applications"][0]["args"]["router"]).model_name,
+        applications_of(config).config.router.model_name,
         terms.seed,
         max_tokens=terms.max_tokens,
         record_max_tokens=terms.record_max_tokens,

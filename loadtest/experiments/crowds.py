@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from deployments.config.schema import AppConfig
+from deployments.config.applications import applications_of
 from loadtest.client.arrivals import SUSTAINED, Timing, quantiles, take_precedence
 from loadtest.client.attacks import (
     JSON,
@@ -305,7 +305,7 @@ OVERLOAD = Trial(
 
 def _floods(scene: Scene) -> Iterator[Flood]:
     """Yield by turns a quiet time, one for each kind of attack, and one with all of them."""
-    args = AppConfig.model_validate(scene.config["applications"][0]["args"])
+    args = applications_of(scene.config).config
     model = args.router.model_name
     waves = {
         "large bodies": Wave(5, large_bodies(model, args.router.body_limit_bytes)),
@@ -324,7 +324,7 @@ def _floods(scene: Scene) -> Iterator[Flood]:
 
 
 def _ordinary_is_served(scene: Scene) -> Iterable[str]:
-    model = AppConfig.model_validate(scene.config["applications"][0]["args"]).router.model_name
+    model = applications_of(scene.config).config.router.model_name
     attack = ordinary_schema(model)
     answer = httpx.post(
         scene.base_url + attack.path, content=attack.body, headers=JSON, timeout=TIMEOUT_S

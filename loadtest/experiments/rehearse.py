@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from deployments.config.keys import assignments
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad, Load
 from loadtest.rehearse.gateway import Gateway
@@ -31,7 +33,7 @@ _KEPT = ("PATH", "HOME", "LANG", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "NUMBA_CPU_
 _TOOLS = ("kubectl", "redis-server", "ip", "setpriv", "unshare", "nsenter")
 _INSTALL_LIMIT_S, _SETTLE_LIMIT_S = 900.0, 600.0
 _AFTER_S = 10.0  # of load once all is whole again
-DRAIN, LOSE = "drain", "lose"
+DRAIN, LOSE, KEY = "drain", "lose", "key"
 
 
 def obstacles() -> list[str]:
@@ -124,30 +126,67 @@ class PodGoes(Event):
             scene.problems.append("its disruption budget allows no eviction")
             return {}
         scene.pods.forget()
-        try:
-            await_whole(scene, _SETTLE_LIMIT_S)
-        except TimeoutError as error:
-            scene.problems.append(str(error))
-        whole_s = time.monotonic() - began_s
-        time.sleep(_AFTER_S)
-        return {"whole_s": whole_s}
+        return await_settled(scene, began_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyChanges(Event):
+    """A key of the Serve config changes, as `kubectl apply` of a changed file does.
+
+    Attributes:
+        key: as on the command line of `python -m deployments.config`.
+        value: the new one.
+    """
+
+    key: str
+    value: Any
+    workload: str = "manifests"
+
+    def happen(self, scene: Scene) -> Mapping[str, float]:
+        """See `Event`; with the number of replaced replicas of each deployment."""
+        before = scene.pods.replicas
+        began_s = time.monotonic()
+        scene.pods.forget()
+        scene.pods.change(self.key, self.value)
+        figures = await_settled(scene, began_s)
+        gone = {
+            name: len(ids - scene.pods.replicas.get(name, set())) for name, ids in before.items()
+        }
+        return figures | {f"replaced {name}": float(num) for name, num in gone.items()}
+
+
+def await_settled(scene: Scene, began_s: float) -> dict[str, float]:
+    """Wait until all is whole after an event; what is not by the limit is a problem."""
+    try:
+        await_whole(scene, _SETTLE_LIMIT_S)
+    except TimeoutError as error:
+        scene.problems.append(str(error))
+    whole_s = time.monotonic() - began_s
+    time.sleep(_AFTER_S)
+    return {"whole_s": whole_s}
 
 
 def _check_events(words: Sequence[str], groups: Sequence[str]) -> None:
     for word in words:
-        how, _, group = word.partition(":")
-        if how not in (DRAIN, LOSE) or group not in groups:
+        how, _, what = word.partition(":")
+        if how == KEY and "=" in what:
+            continue
+        if how not in (DRAIN, LOSE) or what not in groups:
             known = ", ".join(groups)
             raise ValueError(
-                f"events: must be {DRAIN}:GROUP or {LOSE}:GROUP with a group of {known}, "
-                f"got {word!r}"
+                f"events: must be {KEY}:NAME=VALUE, {DRAIN}:GROUP or {LOSE}:GROUP with a group of "
+                f"{known}, got {word!r}"
             )
 
 
 def _events(scene: Scene) -> Iterator[Event]:
     for word in scene.terms.events:
-        how, _, group = word.partition(":")
-        yield PodGoes(way=f"{how} {group}", group=group, how=how)
+        how, _, what = word.partition(":")
+        if how == KEY:
+            [(key, value)] = assignments([what]).items()
+            yield KeyChanges(way=f"{KEY} {key}", key=key, value=value)
+        else:
+            yield PodGoes(way=f"{how} {what}", group=what, how=how)
 
 
 def _streams(scene: Scene) -> Sequence[Load]:
@@ -161,13 +200,18 @@ REHEARSE = Trial(
     terms={
         "folder": "k8s/base",  # of a kustomization, from the repository's root
         "events": (
+            f"{KEY}:router.default_max_tokens=500",
             *(f"{DRAIN}:{group}" for group in ("router", "draft", "target")),
             *(f"{LOSE}:{group}" for group in (HEAD, "draft", "target", "router")),
         ),
         "streams": 3,  # free ones, and as many constrained
         "fetch_s": 30.0,  # that the models take to come
     },
-    quick={"events": (f"{DRAIN}:router",), "streams": 2, "fetch_s": 4.0},
+    quick={
+        "events": (f"{KEY}:router.default_max_tokens=500", f"{DRAIN}:router"),
+        "streams": 2,
+        "fetch_s": 4.0,
+    },
     place=Rehearsed(is_watched=False),
     loads=_streams,
     events=_events,

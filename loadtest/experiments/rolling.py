@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from deployments.config.schema import AppConfig
+from deployments.config.applications import applications_of
 from loadtest.experiments.trials import CALM, streams
-from loadtest.service.cluster import DRAFT, ROUTER, TARGET, arguments, deployment, fit_one_machine
-from loadtest.service.served import Config
+from loadtest.service.cluster import DRAFT, ROUTER, TARGET, fit_one_machine
+from loadtest.service.served import Config, options, section
 from loadtest.trial.checks import nothing_held
 from loadtest.trial.events import Deploy
 from loadtest.trial.scene import Event, Scene, Terms
@@ -62,23 +62,23 @@ def first_config(config: Config, terms: Terms) -> None:
     """Make the first config; its target's replacement starts before the old one ends."""
     fit_one_machine(config)
     set_ranks(config, terms.tensor_parallel_size)
-    deployment(config, "Target")["max_surge_percent"] = 100
+    options(config, "Target")["max_surge_percent"] = 100
 
 
 def set_ranks(config: Config, number: int) -> None:
     """So many ranks for the target, and as many of its bundles."""
-    arguments(config)["target"]["tensor_parallel_size"] = number
-    target = deployment(config, "Target")
+    section(config, "target")["tensor_parallel_size"] = number
+    target = options(config, "Target")
     target["placement_group_bundles"] = target["placement_group_bundles"][:number]
 
 
 def _limits(value: Any) -> Callable[[Config], None]:
-    return lambda config: deployment(config, "Router").update(user_config=value)
+    return lambda config: options(config, "Router").update(user_config=value)
 
 
 def changes(config: Config) -> list[Deploy]:
-    """Return the successive deployments; the last two replace every process, as Serve's rule is."""
-    speculation = AppConfig.model_validate(arguments(config)).router.speculation
+    """Return the successive deployments; a key of args replaces all of its own application."""
+    speculation = applications_of(config).config.router.speculation
     k_limit = speculation.max_num_speculative_tokens
     lower, higher = (
         {"speculation": {"max_num_speculative_tokens": limit}, name: 80}
@@ -104,15 +104,15 @@ def changes(config: Config) -> list[Deploy]:
         ),
         Deploy(
             way="a second draft",
-            edit=lambda changed: deployment(changed, "Draft").update(num_replicas=2),
+            edit=lambda changed: options(changed, "Draft").update(num_replicas=2),
         ),
         Deploy(
             way="a key of the router",
-            edit=lambda changed: arguments(changed)["router"].update(default_max_tokens=77),
+            edit=lambda changed: section(changed, "router").update(default_max_tokens=77),
         ),
         Deploy(
             way="a key of the target",
-            edit=lambda changed: arguments(changed)["target"].update(max_num_batched_tokens=1024),
+            edit=lambda changed: section(changed, "target").update(max_num_batched_tokens=1024),
         ),
     ]
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
-from deployments.config.schema import ModelConfig, RouterConfig
+from deployments.config.schema import RouterConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.local.pair import local_config
 from loadtest.frame.ranks import ProcessPool
 from loadtest.frame.runs import Ask, Run

@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.rank import EngineKind, Rank, RankReport
 from deployments.link.client import LinkChannel, LinkClient
 from models.protocol.errors import Unavailable

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from deployments.config.schema import ModelConfig
+from deployments.config.sections.models import ModelConfig
 from models.engine.runner import ModelRunner
 
 EngineName = Literal["target", "draft"]

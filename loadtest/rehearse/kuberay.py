@@ -18,7 +18,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from deployments.config.applications import applications_of
 from loadtest.rehearse.manifests import HEAD, Manifests, PodTemplate, Tree
 from loadtest.rehearse.pods import Network, Pod
 from loadtest.rehearse.substitutions import (
@@ -59,6 +61,8 @@ class PodCluster:
     pods: list[Pod] = field(default_factory=list)
     network: Network = field(default_factory=Network)
     num_submitted: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)  # of keys of the Serve config
+    replicas: dict[str, set[str]] = field(default_factory=dict)  # by deployment, as Serve said last
     said: str = ""  # by Serve, last
     is_healthy: bool = False  # all applications and replicas, as it said
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -124,6 +128,17 @@ class PodCluster:
         """Say what Serve said last, and how the pods are."""
         pods = [f"{p.name}{'' if p.is_running else f' not running {p.problem}'}" for p in self.pods]
         return f"Serve says {self.said or 'nothing'}; pods: {', '.join(pods)}"
+
+    def change(self, key: str, value: Any) -> None:
+        """Apply the manifests with another value in the Serve config: KubeRay submits it anew.
+
+        Raises:
+            ValueError: the config has no such place.
+        """
+        if not applications_of(self.manifests.serve_config).change(key, value):
+            raise ValueError(f"{key} is no key of args, and no option of a deployment")
+        self.changes[key] = value
+        self._submit()
 
     def forget(self) -> None:
         """Drop what Serve said so far, so that only what it says from now on counts."""
@@ -264,7 +279,10 @@ class PodCluster:
 
     def _submit(self) -> None:
         """Give the config to Serve; not again while it is the same, whatever becomes of it."""
-        if self._ask("PUT", substituted_config(self.manifests.serve_config)) is not None:
+        config = substituted_config(self.manifests.serve_config)
+        for key, value in self.changes.items():
+            applications_of(config).change(key, value)
+        if self._ask("PUT", config) is not None:
             self.num_submitted += 1
 
     def _look(self) -> None:
@@ -274,6 +292,10 @@ class PodCluster:
         apps = answer.get("applications", {}).values()
         deployments = [one for app in apps for one in app["deployments"].values()]
         replicas = [replica for one in deployments for replica in one.get("replicas", ())]
+        self.replicas = {
+            one["name"]: {replica["replica_id"] for replica in one.get("replicas", ())}
+            for one in deployments
+        }
         states = {f"{one['name']}: {one['status']}" for one in deployments}
         self.said = "; ".join(f"{app['status']} {app.get('message', '')[:300]}" for app in apps)
         self.said += f" ({', '.join(sorted(states))})"

@@ -7,10 +7,10 @@ import re
 
 from loadtest.rehearse.manifests import PodTemplate, Tree
 from loadtest.report.machine import ROOT
+from loadtest.service.cluster import DEMO_NAME
 
 _DEMO = ROOT / "models" / "demo"
 NAMES = {"GRPC_DNS_RESOLVER": "native"}  # gRPC's own asks no file of hosts
-DEMO_NAME = "outrider-demo"  # that the load asks for
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 SUBSTITUTIONS = {
@@ -27,19 +27,22 @@ SUBSTITUTIONS = {
 def substituted_config(config: Tree) -> Tree:
     """Return the Serve config for CPUs and a small context (`device`, `models`)."""
     config = copy.deepcopy(config)
-    [application] = config["applications"]
-    args = application["args"]
-    for name in ("target", "draft"):
-        args[name] |= {
-            "device": "cpu",
-            "dtype": "float32",
-            "max_model_len": 2048,
-            "kv_cache_tokens": 32768,
-            "attention": "auto",
-        }
-        for key in ("gpu_memory_utilization", "graph_memory_mib"):
-            args[name].pop(key, None)
-    args["router"]["model_name"] = DEMO_NAME
+    for application in config["applications"]:
+        args = application["args"]
+        for name in {"target", "draft"} & args.keys():
+            args[name] |= {
+                "device": "cpu",
+                "dtype": "float32",
+                "max_model_len": 2048,
+                "kv_cache_tokens": 32768,
+                "attention": "auto",
+            }
+            for key in ("gpu_memory_utilization", "graph_memory_mib"):
+                args[name].pop(key, None)
+        if "model_name" in args:
+            args["model_name"] = DEMO_NAME
+        if "router" in args:
+            args["router"]["model_name"] = DEMO_NAME
     return config
 
 

@@ -25,12 +25,13 @@ import httpx
 import yaml
 
 from loadtest.report.machine import ROOT
-from loadtest.service.served import Config, free_port, private_environment
+from loadtest.service.served import Config, free_port, private_environment, section
 
 ROLE = "outrider/role"
 DEPLOY_TIMEOUT_S = 60.0
 _HEALTH_TIMEOUT_S = 15.0
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
+DEMO_NAME = "outrider-demo"
 _DEMO = ROOT / "models" / "demo"
 
 
@@ -191,42 +192,26 @@ def fit_one_machine(config: Config, *, api_keys_file: Path | None = None) -> Non
     Placement stays as it is, but that a node may have several replicas of a kind.
     """
     config["proxy_location"] = "HeadOnly"
-    [application] = config["applications"]
-    args = application["args"]
-    for name in ("target", "draft"):
-        args[name] |= {
-            "model_path": str(_DEMO / name),
-            "revision": None,
-            "device": "cpu",
-            "dtype": "float32",
-            "max_model_len": 2048,
-            "kv_cache_tokens": 32768,
-        }
-    args["router"] |= {
-        "model_name": "outrider-demo",
-        "tokenizer_path": str(_DEMO / "target"),
-        "api_keys_file": "" if api_keys_file is None else str(api_keys_file),
-    }
-    for deployment in application["deployments"]:
-        deployment.pop("max_replicas_per_node", None)
-        autoscaling = deployment.pop("autoscaling_config", None)
-        if autoscaling is not None:
-            deployment["num_replicas"] = autoscaling.get("min_replicas", 1)
-
-
-def deployment(config: Config, name: str) -> dict[str, Any]:
-    """Return the `deployments` entry of that name, to be read and changed in place."""
-    [application] = config["applications"]
-    [found] = [entry for entry in application["deployments"] if entry["name"] == name]
-    return _dict(found)
-
-
-def arguments(config: Config) -> dict[str, Any]:
-    """Return the `args` of the application, to be read and changed in place."""
-    [application] = config["applications"]
-    return _dict(application["args"])
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    assert isinstance(value, dict)
-    return value
+    for application in config["applications"]:
+        args = application["args"]
+        for name in {"target", "draft"} & args.keys():
+            args[name] |= {
+                "model_path": str(_DEMO / name),
+                "revision": None,
+                "device": "cpu",
+                "dtype": "float32",
+                "max_model_len": 2048,
+                "kv_cache_tokens": 32768,
+            }
+        if "model_name" in args:
+            args["model_name"] = DEMO_NAME
+        for deployment in application["deployments"]:
+            deployment.pop("max_replicas_per_node", None)
+            autoscaling = deployment.pop("autoscaling_config", None)
+            if autoscaling is not None:
+                deployment["num_replicas"] = autoscaling.get("min_replicas", 1)
+    section(config, "router").update(
+        model_name=DEMO_NAME,
+        tokenizer_path=str(_DEMO / "target"),
+        api_keys_file="" if api_keys_file is None else str(api_keys_file),
+    )

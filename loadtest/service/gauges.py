@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.config.schema import AppConfig
+from deployments.config.applications import applications_of
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -92,7 +92,7 @@ def gauges(text: str) -> dict[str, float]:
 
 def limits(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the limits of the gauges from a parsed Serve config file."""
-    args = AppConfig.model_validate(config["applications"][0]["args"])
+    args = applications_of(config).config
     found: dict[str, float] = {
         RUNNING: args.router.max_sessions,
         WAITING: args.router.max_queued_sessions,
@@ -110,11 +110,9 @@ def limits(config: Mapping[str, Any]) -> dict[str, float]:
 
 def capacity(config: Mapping[str, Any]) -> int:
     """Return the sessions that all routers of a config run at once."""
-    [application] = config["applications"]
-    deployments = application.get("deployments", [])
-    replicas = {d["name"]: d.get("num_replicas", 1) for d in deployments}
-    router = AppConfig.model_validate(application["args"]).router
-    return router.max_sessions * int(replicas.get("Router", 1))
+    service = applications_of(config)
+    replicas = {d["name"]: d.get("num_replicas", 1) for d in service.overrides}
+    return service.config.router.max_sessions * int(replicas.get("Router", 1))
 
 
 def queues(base_url: str) -> dict[str, float]:

@@ -22,7 +22,6 @@ from ray.serve.context import _set_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-APP = "outrider"
 INGRESS = "Router"
 
 EDGE_KINDS = ("proxy", "router")  # clients are connected to them
@@ -142,8 +141,12 @@ class FaultService:
             namespace="faults",
         )
         try:
-            names = set(serve.status().applications[APP].deployments) - {INGRESS}
-            self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
+            self._handles = {
+                name: serve.get_deployment_handle(name, application)
+                for application, status in serve.status().applications.items()
+                for name in status.deployments
+                if name != INGRESS
+            }
             self._expected = {kind: len(found) for kind, found in self.parts().items()}
         except BaseException:
             leave_ray()  # or this process ends with that Ray
@@ -241,15 +244,16 @@ class FaultService:
 def unhealthy() -> str:
     """Return Serve's unfinished or failed work, for people; "" if all replicas run."""
     try:
-        application = serve.status().applications[APP]
+        applications = serve.status().applications
     except RayError as error:
         return f"the controller does not answer: {error}"
-    for name, deployment in application.deployments.items():
-        states = {str(state): count for state, count in deployment.replica_states.items()}
-        if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
-            return f"{name} is {deployment.status}: {states} {deployment.message}"
-    if application.status != "RUNNING":
-        return f"the application is {application.status}: {application.message}"
+    for application, status in applications.items():
+        for name, deployment in status.deployments.items():
+            states = {str(state): count for state, count in deployment.replica_states.items()}
+            if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
+                return f"{name} is {deployment.status}: {states} {deployment.message}"
+        if status.status != "RUNNING":
+            return f"the application {application} is {status.status}: {status.message}"
     return ""
 
 

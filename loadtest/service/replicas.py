@@ -14,8 +14,6 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
-from loadtest.service.parts import APP
-
 _MEASURES = {
     "ray_vllm_kv_cache_usage_perc": "kv_use",
     "ray_outrider_waiting_tokens": "waiting_tokens",
@@ -54,13 +52,13 @@ def look_at_replicas(num_streams: Callable[[], int] = int) -> Callable[[float], 
     port = metrics_port()
 
     def look(at_s: float) -> Sample:
-        deployments = serve.status().applications[APP].deployments
         replicas = {
             name: {
                 getattr(state, "value", str(state)): count
                 for state, count in d.replica_states.items()
             }
-            for name, d in deployments.items()
+            for application in serve.status().applications.values()
+            for name, d in application.deployments.items()
         }
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=_HTTP_TIMEOUT_S).text
         return Sample(

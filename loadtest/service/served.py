@@ -25,6 +25,7 @@ import httpx
 import psutil
 import yaml
 
+from deployments.config.applications import applications_of
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import gcs_address
 
@@ -165,16 +166,18 @@ def private_environment(folder: Path) -> dict[str, str]:
 
 
 def section(config: Config, name: str) -> Config:
-    """Return a section of our application's `args` to change in place, made where there is none.
+    """Return a section of `args` to change in place, made where there is none.
 
     Args:
         config: a parsed Serve config file, which leaves out what is as by default.
         name: dotted, like `router.timeouts`.
     """
-    inner: Config = config["applications"][0]["args"]
-    for part in name.split("."):
-        inner = inner.setdefault(part, {})
-    return inner
+    return applications_of(config).section(name)
+
+
+def options(config: Config, deployment: str) -> Config:
+    """Return the options of a deployment, to be read and changed in place."""
+    return applications_of(config).options(deployment)
 
 
 def free_port() -> int:
@@ -187,14 +190,14 @@ def free_port() -> int:
 def _write_config(
     source: Path, folder: Path, port: int, change: Callable[[Config], None] | None
 ) -> tuple[Path, str]:
-    """Write the served file; return it and the prefix of its (first) application's paths."""
+    """Write the served file; return it and the prefix of its routers' paths."""
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
     config.setdefault("http_options", {})["port"] = port
     if change is not None:
         change(config)
     path = folder / source.name
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path, (config["applications"][0].get("route_prefix") or "/").rstrip("/")
+    return path, (applications_of(config).parts[0].tree.get("route_prefix") or "/").rstrip("/")
 
 
 @contextlib.contextmanager

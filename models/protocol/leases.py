@@ -43,4 +43,5 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0  # tokens; 0 for a constraint replica
     batch_invariant: bool = False
     kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: unknown
+    vocabulary: str = ""  # `Vocabulary.digest` of an engine of a service; "": not to be compared
     replica: str = ""  # its name where replicas are many: in metrics, logs and the choice of one

@@ -8,6 +8,8 @@ else.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,12 @@ class Vocabulary:
     def size(self) -> int:
         """One more than the highest id."""
         return max(self.tokens, default=-1) + 1
+
+    @property
+    def digest(self) -> str:
+        """A short name of what the ids mean, the same wherever they mean the same."""
+        meant = json.dumps(sorted(self.tokens.items()), ensure_ascii=True).encode()
+        return hashlib.blake2b(meant, digest_size=8).hexdigest()
 
 
 def read_vocabulary(path: Path) -> Vocabulary:

@@ -9,8 +9,10 @@ from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 from ray.serve.exceptions import RayServeException
 
-from deployments.app import DeployedConfig, build
-from deployments.config.schema import AppConfig, LinkConfig
+from deployments.app import DeployedConfig, DeployedModel, build, build_model
+from deployments.config.check import CannotServe
+from deployments.config.schema import AppConfig
+from deployments.config.sections.models import LinkConfig
 from deployments.monitor import MonitorConfig
 from deployments.monitor import build as build_monitor
 from deployments.serve.lease_router import LeaseRouter
@@ -126,6 +128,40 @@ def test_silence_counts_as_death_after_the_stated_time() -> None:
         assert silent_s == pytest.approx(stall_timeout_s)
         assert options.health_check_period_s <= options.health_check_timeout_s
         assert options.request_router_config.get_request_router_class() is LeaseRouter
+
+
+def test_models_may_have_applications_of_their_own() -> None:
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
+    apart = {"target": "big", "draft": "small", "drafts.tiny": "tiny"}
+    found = deployments(build(config(applications=apart)))
+    assert set(found) == {"Router", "Constraint"}
+    _, _, drafts, big, *_ = found["Router"].init_args
+    assert {pool: (one.app_name, one.deployment_name) for pool, one in drafts.items()} == {
+        "draft": ("small", "Draft"),
+        "tiny": ("tiny", "Draft-tiny"),
+    }
+    assert (big.app_name, big.deployment_name) == ("big", "Target")
+    alone = deployments(build_model(DeployedModel.model_validate({"target": target})))
+    assert set(alone) == {"Target"}
+    draft = {"model_path": str(DEMO / "draft")}
+    tree = {"target": target, "drafts": {"tiny": draft}, "model_name": "m"}
+    alone = deployments(build_model(DeployedModel.model_validate(tree)))
+    assert set(alone) == {"Draft-tiny"}
+    assert alone["Draft-tiny"].init_args[0] == "draft"
+    assert alone["Draft-tiny"].init_args[3] == "m"
+
+
+def test_a_draft_that_cannot_be_served_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    monkeypatch.setattr("deployments.app.end_waiting_run", lambda: ended.append(True))
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
+    lost = {"model_path": str(DEMO / "nothing")}
+    with pytest.raises(CannotServe, match=r"draft\.model_path: no such folder"):
+        build_model(DeployedModel.model_validate({"target": target, "draft": lost}))
+    assert ended == []
+    with pytest.raises(CannotServe, match=r"target\.model_path: no such folder"):
+        build_model(DeployedModel.model_validate({"target": lost}))
+    assert ended == [True]
 
 
 def test_the_links_limits_reach_both_ends() -> None:

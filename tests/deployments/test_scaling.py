@@ -20,6 +20,7 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
+from deployments.config.applications import applications_of
 from deployments.config.schema import AppConfig
 from deployments.scaling import ConstraintPolicy, DraftPolicy, Need, TargetPolicy, decide
 
@@ -319,9 +320,12 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 def prod(text: str | None = None) -> tuple[AppConfig, dict[str, DeploymentSchema]]:
     content = yaml.safe_load(text or (CONFIGS / "prod.yaml").read_text())
-    [application] = ServeDeploySchema.model_validate(content).applications
-    deployments = {deployment.name: deployment for deployment in application.deployments}
-    return AppConfig.model_validate(application.args), deployments
+    deployments = {
+        deployment.name: deployment
+        for application in ServeDeploySchema.model_validate(content).applications
+        for deployment in application.deployments
+    }
+    return applications_of(content).config, deployments
 
 
 def test_every_kind_has_its_policy_with_limits_below_what_a_replica_takes() -> None:

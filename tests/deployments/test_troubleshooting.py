@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
+from deployments.config.schema import AppConfig, RouterConfig
+from deployments.config.sections.models import ModelConfig
 from router.limits import SessionLimits, SpeculationLimits
 from tests.k8s.test_dashboard import exported
 

@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
-from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
+from deployments.config.schema import AppConfig, RouterConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.constraint.reward_workers import RewardWorkers
 from deployments.ingress.service import served_model
 from deployments.local.engines import LocalEngines

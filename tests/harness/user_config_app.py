@@ -5,7 +5,8 @@ from typing import Any
 from ray.serve import Application
 
 from deployments.app import bind_constraint
-from deployments.config.schema import GrammarServiceConfig, LinkConfig
+from deployments.config.schema import GrammarServiceConfig
+from deployments.config.sections.models import LinkConfig
 from tests.harness.local import DEMO
 
 

@@ -20,7 +20,9 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.api.observer import CLIENT_GONE
+from deployments.config.applications import applications_of
 from deployments.config.schema import AppConfig
+from deployments.config.serve_file import read_serve_text
 from deployments.metrics import declared
 from deployments.serve.instruments import Declaration
 from models.protocol import errors
@@ -61,7 +63,7 @@ def fetched_models(overlay: Path | None = None) -> dict[str, str]:
 def check_models(config: Tree, job: dict[str, str], environment: list[Tree]) -> None:
     """Every model of the config is in the volume, where the pods look for it."""
     for name in ("target", "draft"):
-        section = config["applications"][0]["args"][name]
+        section = applications_of(config).section(name)
         assert section["model_path"] == job[name.upper()]
         assert section["revision"] == job[f"{name.upper()}_REVISION"]
         assert re.fullmatch("[0-9a-f]{40}", section["revision"])
@@ -72,7 +74,7 @@ def check_models(config: Tree, job: dict[str, str], environment: list[Tree]) -> 
 
 def without_keys(config: Tree) -> Tree:
     """The config without the one thing that a cluster adds, its keys."""
-    router = config["applications"][0]["args"]["router"]
+    router = applications_of(config).section("router")
     assert router.pop("api_keys_file") == "/secrets/api-keys/keys"
     return config
 
@@ -87,11 +89,11 @@ def cluster(service: Tree) -> Tree:
 
 def check_serve_config(text: str) -> AppConfig:
     schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
-    [application] = schema.applications
-    for deployment in application.deployments:
-        if deployment.is_autoscaling_configured():
-            AutoscalingConfig.model_validate(deployment.autoscaling_config)
-    return AppConfig.model_validate(application.args)
+    for application in schema.applications:
+        for deployment in application.deployments:
+            if deployment.is_autoscaling_configured():
+                AutoscalingConfig.model_validate(deployment.autoscaling_config)
+    return read_serve_text(text).config
 
 
 # --- against configs/ and Ray -------------------------------------------------------------------
@@ -149,8 +151,7 @@ def test_every_place_a_deployment_asks_for_exists() -> None:
     """Labels, and machines that are large enough for one replica."""
     service = ray_service()
     text = service["spec"]["serveConfigV2"]
-    [application] = yaml.safe_load(text)["applications"]
-    for deployment in application["deployments"]:
+    for deployment in applications_of(yaml.safe_load(text)).overrides:
         selectors = deployment.get("placement_group_bundle_label_selector") or [
             deployment["ray_actor_options"]["label_selector"]
         ]
@@ -172,11 +173,10 @@ def test_every_place_a_deployment_asks_for_exists() -> None:
 
 def test_one_rank_has_one_bundle() -> None:
     text = (ROOT / "configs" / "prod.yaml").read_text()
-    [application] = yaml.safe_load(text)["applications"]
     config = check_serve_config(text)
     bundles = {
-        deployment["name"]: deployment.get("placement_group_bundles")
-        for deployment in application["deployments"]
+        deployment["name"]: deployment.get("placement_group_bundles", [])
+        for deployment in applications_of(yaml.safe_load(text)).overrides
     }
     assert len(bundles["Target"]) == config.target.tensor_parallel_size
     assert config.draft is not None
@@ -185,14 +185,14 @@ def test_one_rank_has_one_bundle() -> None:
 
 def test_replicas_at_their_most_find_machines() -> None:
     service = ray_service()
-    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    overrides = applications_of(yaml.safe_load(service["spec"]["serveConfigV2"])).overrides
     most = {
         deployment["name"]: deployment["autoscaling_config"]["max_replicas"]
-        for deployment in application["deployments"]
+        for deployment in overrides
     }
     for kind in ("Target", "Draft"):  # one replica a machine
         assert most[kind] == groups(service)[kind.lower()]["maxReplicas"]
-    options = {d["name"]: d["ray_actor_options"] for d in application["deployments"]}
+    options = {d["name"]: d["ray_actor_options"] for d in overrides}
     router = groups(service)["router"]
     limits = router["template"]["spec"]["containers"][0]["resources"]["limits"]
     has = {"num_cpus": int(limits["cpu"]), "memory": int(router["rayStartParams"]["memory"])}
@@ -205,8 +205,8 @@ def test_replicas_at_their_most_find_machines() -> None:
 
 def test_a_lost_pod_takes_one_router_and_one_constraint_replica() -> None:
     service = ray_service()
-    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
-    deployments = {deployment["name"]: deployment for deployment in application["deployments"]}
+    overrides = applications_of(yaml.safe_load(service["spec"]["serveConfigV2"])).overrides
+    deployments = {deployment["name"]: deployment for deployment in overrides}
     router = groups(service)["router"]
     for name in ("Router", "Constraint"):
         scaling = deployments[name]["autoscaling_config"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.config.applications import applications_of
 from tests.k8s.test_manifests import Tree, built, cluster, groups
 
 FOLDERS = ("base", "overlays/one-gpu")
@@ -55,11 +56,8 @@ def test_the_head_waits_for_each_commit_that_the_job_brings(resources: list[Tree
     service, job = only(resources, "RayService"), only(resources, "Job")
     [waiting] = cluster(service)["headGroupSpec"]["template"]["spec"]["initContainers"]
     [fetching] = job["spec"]["template"]["spec"]["containers"]
-    commits = {
-        section["revision"]
-        for name, section in serve_config(resources)["applications"][0]["args"].items()
-        if name in ("target", "draft")
-    }
+    models = applications_of(serve_config(resources)).config.models
+    commits = {model.revision for model in models.values()}
     assert set(environment(waiting).values()) == commits
     assert {v for k, v in environment(fetching).items() if k.endswith("_REVISION")} == commits
     [waits], [brings] = waiting["args"], fetching["args"]

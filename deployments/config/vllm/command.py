@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from deployments.config.applications import IMPORT_PATH, Tree
 from deployments.config.placement import deployment_of
 from deployments.config.reference import differing
 from deployments.config.schema import AppConfig
-from deployments.config.serve_file import IMPORT_PATH, Tree
 from deployments.config.vllm.engine_args import engine_tree, given_words
 from deployments.config.vllm.words import SERVER_WORDS, WORDS, Word
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.config.keys import put
 from deployments.config.model_files import resolve_model
-from deployments.config.schema import ModelConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.config.vllm.speculative import translated_speculation
 from deployments.config.vllm.words import WORDS, Word, asks_for_nothing, refusal
 from models.checkpoint.small_files import longest_text, stored_dtype

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from deployments.config.schema import GrammarServiceConfig, LinkConfig
+from deployments.config.schema import GrammarServiceConfig
+from deployments.config.sections.models import LinkConfig
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.loop import EngineLoop
 from deployments.engine.rank import LinkPort

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from deployments.config.cluster import Cluster, Node
 from deployments.config.explain import bandwidth_notes
 from deployments.config.fit import ModelSizes
-from deployments.config.placement import placements_of
-from deployments.config.schema import AppConfig
+from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 
 GB = 10**9
 
 
 def notes(draft_gb: float, nodes: list[Node], name: str = "prod", ranks: int = 4) -> list[str]:
-    content = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
-    [application] = content["applications"]
-    config = AppConfig.model_validate(application["args"])
+    served = read_serve_file(ROOT / "configs" / f"{name}.yaml")
     sizes = {
         section: ModelSizes(
             num_parameters=int(num_bytes / 2),
@@ -28,8 +24,7 @@ def notes(draft_gb: float, nodes: list[Node], name: str = "prod", ranks: int = 4
         )
         for section, num_bytes in {"target": 141 * GB / ranks, "draft": draft_gb * GB}.items()
     }
-    placements = placements_of(config, application["deployments"])
-    return bandwidth_notes(config, placements, sizes, Cluster(nodes=nodes))
+    return bandwidth_notes(served.config, served.placements, sizes, Cluster(nodes=nodes))
 
 
 def gpu_node(role: str, gpu: str) -> Node:

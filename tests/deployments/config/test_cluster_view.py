@@ -7,7 +7,6 @@ from unittest.mock import MagicMock
 
 import pytest
 import ray
-import yaml
 from ray.exceptions import GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
@@ -16,13 +15,14 @@ from deployments.config import cluster as cluster_view
 from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.cluster import this_machine
 from deployments.config.schema import AppConfig
+from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 
 
 @pytest.fixture(scope="module")
 def prod() -> AppConfig:
-    content = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text())
-    return AppConfig.model_validate(content["applications"][0]["args"])
+    """Both models with the routers, as in one application."""
+    return read_serve_file(ROOT / "configs" / "prod.yaml").config
 
 
 def test_a_busy_controller_is_told_with_the_wait(

@@ -5,9 +5,12 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.config.applications import IMPORT_PATH, MODEL_IMPORT_PATH
 from deployments.config.model_files import check_models, resolve_folder, resolved
 from deployments.config.reference import differing
 from deployments.config.schema import AppConfig
+from deployments.config.sections.models import ModelArgs, Models
+from deployments.config.serve_file import read_serve_file
 from deployments.link.frames import MAX_FRAME_BYTES
 from models.config import Section
 from models.protocol.packed_logprobs import MAX_PACKED_BYTES
@@ -202,12 +205,14 @@ def test_every_leaf_is_described() -> None:
 def test_shipped_config_is_valid_for_serve_and_for_us(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     schema = ServeDeploySchema.model_validate(content)
+    read = read_serve_file(path)
+    assert read.config.router.model_name
+    names = {placement.name for placement in read.placements}
     for application in schema.applications:
-        config = AppConfig.model_validate(application.args)
-        assert config.router.model_name
-        assert differing(AppConfig, application.args) == application.args, "these are defaults"
-        names = {deployment.name for deployment in application.deployments}
-        assert names <= {"Router", "Target", "Draft", "Constraint"}
+        trees: dict[str, type[Models]] = {IMPORT_PATH: AppConfig, MODEL_IMPORT_PATH: ModelArgs}
+        tree = trees[application.import_path]
+        assert differing(tree, application.args) == application.args, "these are defaults"
+        assert {deployment.name for deployment in application.deployments} <= names
 
 
 def test_a_fixed_k_above_the_limit_is_refused() -> None:

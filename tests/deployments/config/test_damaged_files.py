@@ -13,7 +13,8 @@ import pytest
 
 from deployments.config.fit import measured
 from deployments.config.model_files import check_models, file_faults, resolved
-from deployments.config.schema import AppConfig, ModelConfig
+from deployments.config.schema import AppConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.llm import LLM
 from models.checkpoint.loader import load_checkpoint
 from models.heads.config import target_heads

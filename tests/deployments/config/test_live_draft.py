@@ -13,7 +13,8 @@ import yaml
 
 from deployments.config.live_draft import WantedDraft, wanted_draft
 from deployments.config.model_files import fitted, resolved, with_shared_vocabulary
-from deployments.config.schema import AppConfig, ModelConfig
+from deployments.config.schema import AppConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 from tests.harness.local import DEMO

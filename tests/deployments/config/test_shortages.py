@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
 from deployments.config.cluster import Cluster, Node
 from deployments.config.fit import shortages
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
+from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 
 
@@ -22,10 +22,7 @@ def node(role: str = "", memory: float = 12e9, **resources: float) -> Node:
 
 @pytest.fixture(scope="module")
 def prod() -> list[Placement]:
-    content = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text())
-    [application] = content["applications"]
-    config = AppConfig.model_validate(application["args"])
-    return placements_of(config, application["deployments"])
+    return read_serve_file(ROOT / "configs" / "prod.yaml").placements
 
 
 ROUTERS = [node("router", CPU=8), node("router", CPU=8)]

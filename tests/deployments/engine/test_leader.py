@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loop import EngineLoop
 from deployments.engine.rank import LinkPort, Rank, make_engine
 from deployments.link.client import LinkChannel, LinkClient

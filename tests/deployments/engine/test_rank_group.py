@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.config.schema import ModelConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.engine.loop import LoopStats
 from deployments.engine.rank_group import rank_environment, stall_complaint
 from models.layers.linear import can_pack

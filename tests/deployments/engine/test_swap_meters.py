@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.config.schema import ModelConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.engine.meters import EngineMeters
 from deployments.engine.room import free_of_group, free_of_node, refuse_without_room
 from deployments.engine.swap import SwapState

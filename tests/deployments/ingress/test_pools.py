@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.ingress import pools
-from deployments.ingress.pools import ServePool
+from deployments.ingress.pools import ServePool, engine_pool
 from deployments.link.client import LinkClient
 from deployments.link.server import LinkServer
 from deployments.serve.avoided import AvoidedReplicas
@@ -146,6 +146,30 @@ async def test_a_replica_that_refuses_is_avoided_for_the_next_try(
     engines, _ = pool(links, [refusal])
     with pytest.raises(Unavailable, match=r"within 0\.1 s: one pass takes 30\.0 s"):
         await engines.lease("a", timeout_s=0.1)
+
+
+async def test_a_replica_of_another_vocabulary_gets_no_session(
+    links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a model is changed, there are routers and replicas of both."""
+    avoided = AvoidedReplicas()
+    monkeypatch.setattr(pools, "avoided", avoided)
+    old, new = (
+        LeaseGrant(endpoint=server.endpoint, replica=name, vocabulary=name)
+        for name in ("old", "new")
+    )
+    handle: Any = Handle([new, old])
+    engines = engine_pool(handle, links, vocabulary="old")
+    lease = await engines.lease("a", timeout_s=WAIT_S)
+    assert lease.grant.replica == "old"
+    assert avoided.names() == {"new"}
+    assert [stream.is_cancelled for stream in handle.streams] == [True, False]
+    await lease.release()
+    handle = Handle([new])
+    with pytest.raises(Unavailable, match="its model has other token ids than this router's"):
+        await engine_pool(handle, links, vocabulary="old").lease("a", timeout_s=0.1)
+    lease = await engine_pool(handle, links).lease("a", timeout_s=WAIT_S)
+    await lease.release()
 
 
 async def test_a_granted_lease_without_a_link_is_given_back(

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import ray
-import yaml
 
 from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.cluster import connected_cluster, deployed_overrides
 from deployments.config.schema import AppConfig
+from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 from loadtest.service.served import private_environment
 
@@ -27,8 +27,8 @@ GPUS, CPUS = 4, 8
 
 @pytest.fixture(scope="module")
 def prod() -> AppConfig:
-    content = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text())
-    return AppConfig.model_validate(content["applications"][0]["args"])
+    """Both models with the routers, as in one application."""
+    return read_serve_file(ROOT / "configs" / "prod.yaml").config
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ import yaml
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
 from loadtest.report.machine import ROOT
-from loadtest.service.cluster import PrivateCluster, Role, deployment, private_cluster
+from loadtest.service.cluster import PrivateCluster, Role, private_cluster
 from loadtest.service.parts import FaultService
-from loadtest.service.served import Config
+from loadtest.service.served import Config, options
 from tests.harness.local import DEMO
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -55,7 +55,7 @@ class Swapping:
     def ask_for(self, user_config: dict[str, Any] | None) -> None:
         config = copy.deepcopy(demo_config())
         if user_config is not None:
-            deployment(config, "Draft")["user_config"] = user_config
+            options(config, "Draft")["user_config"] = user_config
         self._cluster.deploy(config)
 
     def value(self, name: str, **labels: str) -> float:

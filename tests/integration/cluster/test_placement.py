@@ -33,13 +33,11 @@ from loadtest.service.cluster import (
     TARGET,
     PrivateCluster,
     Role,
-    arguments,
-    deployment,
     on_one_machine,
     private_cluster,
 )
 from loadtest.service.parts import FaultService, actors
-from loadtest.service.served import Config
+from loadtest.service.served import Config, options, section
 from loadtest.trial.events import Deploy
 from loadtest.trial.scene import Scene, Terms, happen
 from tests.harness.local import DEMO, demo_tokenizer, local_service, make_request
@@ -69,7 +67,7 @@ class Running:
         """prod.yaml with other numbers of replicas, in force."""
         config = self.config()
         for name, number in num_replicas.items():
-            deployment(config, name)["num_replicas"] = number
+            options(config, name)["num_replicas"] = number
         self.cluster.deploy(config)
         self.service.wait_deployed(WHOLE_LIMIT_S)
 
@@ -230,7 +228,7 @@ def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running
 
         def limit(user_config: Any, check: Callable[[], str]) -> None:
             config = running.config()
-            deployment(config, "Router")["user_config"] = user_config
+            options(config, "Router")["user_config"] = user_config
             scene = roll(running, load, config, check)
             assert scene.notes["replaced"] == {}, "limits change in place"
 
@@ -271,16 +269,19 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None
         wait_answers(load, len(CASES))
 
 
-def test_changed_args_replace_all_under_streams_when_a_node_is_to_spare(running: Running) -> None:
-    """Four ranks become one, and a key of the router changes."""
-    running.add(TARGET)
+def test_a_key_of_args_replaces_its_own_application_alone(running: Running) -> None:
+    """First a key of the router; then four ranks become one where a node is to spare."""
     config = running.config()
-    set_ranks(config, 1)
-    deployment(config, "Target")["max_surge_percent"] = 100
-    arguments(config)["router"]["default_max_tokens"] = 7
+    section(config, "router")["default_max_tokens"] = 7
     with streams(running) as load:
         replaced: Any = roll(running, load, config).notes["replaced"]
-    assert {"router", "target-rank", "draft-rank", "constraint-replica"} <= set(replaced)
+        assert "router" in replaced
+        assert not {kind for kind in replaced if kind.startswith(("target", "draft"))}
+        running.add(TARGET)
+        set_ranks(config, 1)
+        options(config, "Target")["max_surge_percent"] = 100
+        replaced = roll(running, load, config).notes["replaced"]
+        assert {"target-rank", "target-coordinator"} == set(replaced)
     assert places()["target-rank"] == Counter(target=1)
     body = {"model": "outrider-demo", "messages": [QUESTION], "ignore_eos": True}
     url = f"{running.cluster.base_url}/v1/chat/completions"

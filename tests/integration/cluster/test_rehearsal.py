@@ -30,8 +30,12 @@ def test_the_drain_of_a_router_fails_no_request(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    install, drain = json.loads(record.read_text(encoding="utf-8"))["samples"]
+    install, change, drain = json.loads(record.read_text(encoding="utf-8"))["samples"]
     assert install["way"] == "first install"
     assert install["runs"]["endpoints"] == [2.0], "both router pods, and none with a GPU"
+    assert change["way"] == "key router.default_max_tokens"
+    assert change["runs"]["problems"] == [0.0]
+    assert change["runs"]["replaced Router"] == [2.0]
+    assert change["runs"]["replaced Target"] == change["runs"]["replaced Draft"] == [0.0]
     assert drain["way"] == "drain router"
     assert drain["runs"]["problems"] == [0.0]

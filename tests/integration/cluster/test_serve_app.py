@@ -12,7 +12,8 @@ import pytest
 from ray import serve
 
 from deployments.app import bind_constraint, bind_engine
-from deployments.config.schema import GrammarServiceConfig, LinkConfig, ModelConfig
+from deployments.config.schema import GrammarServiceConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.link.client import LinkClient
 from models.protocol.errors import LinkLost

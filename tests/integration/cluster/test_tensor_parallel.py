@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from transformers import LlamaForCausalLM
 
 from deployments.app import bind_engine
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.rank_group import RankGroup
 from deployments.ingress.pools import engine_pool
 from deployments.link.client import LinkChannel, LinkClient

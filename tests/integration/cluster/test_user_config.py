@@ -14,7 +14,7 @@ import ray
 from ray import serve
 
 from loadtest.service.cluster import ROUTER, PrivateCluster, private_cluster
-from loadtest.service.parts import APP, actors, leave_ray
+from loadtest.service.parts import actors, leave_ray
 from loadtest.service.served import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -44,7 +44,7 @@ def config(user_config: Any) -> Config:
         "http_options": {},
         "applications": [
             {
-                "name": APP,
+                "name": "outrider",
                 "route_prefix": None,
                 "import_path": "user_config_app:build",
                 "deployments": [constraint],
@@ -57,7 +57,7 @@ def wait_status(wanted: str) -> str:
     """Wait until the application has this status; what its deployment says then."""
     deadline = time.monotonic() + LIMIT_S
     while True:
-        application = serve.status().applications.get(APP)
+        application = serve.status().applications.get("outrider")
         if application is not None and application.status == wanted:
             return application.deployments["Constraint"].message
         assert time.monotonic() < deadline, application

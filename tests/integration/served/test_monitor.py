@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from loadtest.report.machine import ROOT
-from loadtest.service.served import Config, Served, served
+from loadtest.service.served import Config, Served, options, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,10 +18,10 @@ MONITOR = {
     "name": "monitor",
     "route_prefix": "/monitor",
     "import_path": "deployments.monitor:build",
-    "args": {"application": "outrider"},
+    "args": {"applications": ["outrider"]},
 }
 # Watches what is not there.
-LOST = MONITOR | {"name": "lost", "route_prefix": "/lost", "args": {"application": "none"}}
+LOST = MONITOR | {"name": "lost", "route_prefix": "/lost", "args": {"applications": ["none"]}}
 NUM_CLIENTS = 24
 WAIT_S = 60.0
 
@@ -29,12 +29,7 @@ WAIT_S = 60.0
 def _watched(config: Config) -> None:
     """A monitor beside the service, whose queue in the proxy is full with two requests."""
     config["applications"] += [MONITOR, LOST]
-    [router] = [
-        options
-        for options in config["applications"][0]["deployments"]
-        if options["name"] == "Router"
-    ]
-    router["max_queued_requests"] = 2
+    options(config, "Router")["max_queued_requests"] = 2
 
 
 @pytest.fixture(scope="module")

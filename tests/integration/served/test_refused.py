@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -9,20 +10,24 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import ray
 import yaml
 from ray import serve
 
+from loadtest.experiments.rolling import set_ranks
+from loadtest.rehearse.kuberay import wait_until
 from loadtest.report.machine import ROOT
-from loadtest.service.cluster import ROUTER, private_cluster
+from loadtest.service.cluster import ROUTER, TARGET, on_one_machine, private_cluster
 from loadtest.service.parts import leave_ray
-from loadtest.service.served import Served, private_environment, started
+from loadtest.service.served import Served, options, private_environment, section, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
+QUESTION = {"role": "user", "content": "Write a short story."}
 LIMIT_S = 180.0  # 15 s on a machine that does nothing else
-SENTENCE = re.compile(r"cannot be served here: .*?by its model paths\)")
+SENTENCE = re.compile(r"cannot be served here: [^\n]*Qwen[^\n]*")
 
 
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -60,9 +65,10 @@ def test_serve_run_says_what_the_check_says_and_ends(tmp_path: Path) -> None:
     )
     assert checked.returncode == 1
     assert checked.stderr.count("\n") == 1
-    assert shown in checked.stderr
-    for missing in ("5 GPUs (Target 4, Draft 1)", "label outrider/role=", "Qwen2.5-72B"):
-        assert missing in shown
+    for missing in ("no node has the label outrider/role=", "no such folder: 'Qwen/Qwen2.5-"):
+        assert missing in shown, "of one of its applications"
+        assert missing in checked.stderr
+    assert "5 GPUs (Target 4, Draft 1)" in checked.stderr
 
 
 def test_serve_status_says_it_where_serve_runs_on() -> None:
@@ -84,3 +90,33 @@ def test_serve_status_says_it_where_serve_runs_on() -> None:
             leave_ray()
     assert "cannot be served here: " in application.message
     assert "Traceback" not in application.message
+
+
+def test_a_draft_that_cannot_be_served_holds_nothing_up() -> None:
+    """Its model is missing, and there is no node for it."""
+    config = on_one_machine(ROOT / "configs" / "prod.yaml")
+    set_ranks(config, 1)
+    section(config, "draft")["model_path"] = "models/demo/nothing"
+    for name in ("Router", "Constraint"):
+        options(config, name)["num_replicas"] = 1
+    with private_cluster() as cluster:
+        for role in (ROUTER, TARGET):
+            cluster.add(role)
+        ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="refused")
+        try:
+            cluster.deploy(config)
+            wait_until(lambda: is_healthy(cluster.base_url), LIMIT_S)
+            applications = serve.status().applications
+        finally:
+            leave_ray()
+        assert applications["draft"].status == "DEPLOY_FAILED"
+        assert "draft.model_path: no such folder" in applications["draft"].message
+        body = {"model": "outrider-demo", "messages": [QUESTION], "max_tokens": 8}
+        answer = httpx.post(f"{cluster.base_url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 8
+
+
+def is_healthy(base_url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{base_url}/health", timeout=15).status_code == httpx.codes.OK
+    return False

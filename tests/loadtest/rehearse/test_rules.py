@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from deployments.config.serve_file import read_serve_text
 from loadtest.experiments.rehearse import REHEARSE, obstacles
 from loadtest.rehearse.kuberay import PodCluster, allows_eviction
 from loadtest.rehearse.manifests import Manifests, num_bytes
@@ -54,7 +56,7 @@ def test_an_event_that_there_is_not_is_refused_before_anything_starts(word: str)
     if obstacles():
         pytest.skip(f"a rehearsal cannot be here: {', '.join(obstacles())}")
     chosen = choose(REHEARSE, is_quick=True, given=[f"events={word}"])
-    with pytest.raises(ValueError, match=f"events: must be drain:GROUP .* got '{word}'"):
+    with pytest.raises(ValueError, match=f"events: must be key:NAME=VALUE, .* got '{word}'"):
         chosen.run(lambda result: None)
 
 
@@ -78,15 +80,16 @@ def test_quantities_are_bytes(quantity: str, expected: int) -> None:
 def test_only_device_and_size_of_a_config_are_replaced() -> None:
     config = manifests("base").serve_config
     ours = substituted_config(config)
-    [before], [after] = config["applications"], ours["applications"]
-    assert after["deployments"] == before["deployments"]
-    for name in ("target", "draft"):
-        changed = {
-            key
-            for key in {**before["args"][name], **after["args"][name]}
-            if before["args"][name].get(key) != after["args"][name].get(key)
-        }
-        assert changed <= {"device", "dtype", "max_model_len", "kv_cache_tokens", "attention"}
+    assert read_serve_text(yaml.safe_dump(ours)), "its applications still agree"
+    for before, after in zip(config["applications"], ours["applications"], strict=True):
+        assert after["deployments"] == before["deployments"]
+        for name in {"target", "draft"} & after["args"].keys():
+            changed = {
+                key
+                for key in {**before["args"][name], **after["args"][name]}
+                if before["args"][name].get(key) != after["args"][name].get(key)
+            }
+            assert changed <= {"device", "dtype", "max_model_len", "kv_cache_tokens", "attention"}
     assert "outrider-demo" not in str(config), "the given one stays as it is"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deployments.config.applications import IMPORT_PATH
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
@@ -229,7 +230,9 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
         max_sessions=2, max_queued=4, queue_wait_s=2.0, on_load=metrics.set_load
     )
     config = tmp_path / "config.yaml"
-    config.write_text("applications: [{args: {router: {model_name: tiny}}}]")
+    args = "{target: {model_path: x}, router: {model_name: tiny}}"
+    entry = f"{{name: a, import_path: {IMPORT_PATH}, args: {args}}}"
+    config.write_text(f"applications: [{entry}]")
     output = tmp_path / "overload.json"
     terms = (
         "first_rate=2 step=10 factors=10 settle_s=0.5 measured_s=2 max_tokens=20 "

@@ -10,13 +10,14 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.config.applications import applications_of
 from deployments.config.live_limits import with_user_config
 from deployments.config.model_files import check_models, resolved
 from deployments.config.schema import AppConfig
 from loadtest.experiments.rolling import changes, first_config
 from loadtest.report.machine import ROOT
-from loadtest.service.cluster import arguments, deployment, on_one_machine
-from loadtest.service.served import Config
+from loadtest.service.cluster import on_one_machine
+from loadtest.service.served import Config, options
 from loadtest.trial.scene import Terms
 
 PROD = ROOT / "configs" / "prod.yaml"
@@ -29,8 +30,8 @@ PLACED = (
 
 
 def checked(config: Config) -> AppConfig:
-    schema = ServeDeploySchema.model_validate(config)
-    whole = resolved(AppConfig.model_validate(schema.applications[0].args))
+    ServeDeploySchema.model_validate(config)
+    whole = resolved(applications_of(config).config)
     check_models(whole)
     return whole
 
@@ -39,20 +40,19 @@ def test_a_config_for_real_nodes_keeps_its_placement_on_one_machine() -> None:
     ours, theirs = on_one_machine(PROD), yaml.safe_load(PROD.read_text(encoding="utf-8"))
     for name in ("Router", "Target", "Draft", "Constraint"):
         for key in PLACED:
-            assert deployment(ours, name).get(key) == deployment(theirs, name).get(key)
+            assert options(ours, name).get(key) == options(theirs, name).get(key)
     assert checked(ours).target.tensor_parallel_size == 4
-    before, after = arguments(theirs), arguments(ours)
-    assert before.keys() == after.keys()
+    before, after = (applications_of(config).config for config in (theirs, ours))
     changed = {
-        (section, key)
-        for section, part in after.items()
-        for key, value in part.items()
-        if before[section].get(key) != value
+        (name, key)
+        for name in ("target", "draft", "router", "constraint", "link")
+        for key, value in getattr(after, name)
+        if getattr(getattr(before, name), key) != value
     }
     model = {"model_path", "revision", "device", "dtype", "max_model_len", "kv_cache_tokens"}
     assert changed == {
-        *((section, key) for section in ("target", "draft") for key in model),
-        *(("router", key) for key in ("model_name", "tokenizer_path", "api_keys_file")),
+        *((name, key) for name in ("target", "draft") for key in model),
+        *(("router", key) for key in ("model_name", "tokenizer_path")),
     }
 
 
@@ -100,7 +100,7 @@ def test_each_change_is_the_one_it_is_called() -> None:
 def test_only_the_wrong_limits_are_wrong() -> None:
     base = checked(first()).router
     for name, changed in deployed():
-        limits = deployment(changed, "Router")["user_config"]
+        limits = options(changed, "Router")["user_config"]
         if name == "wrong limits":
             with pytest.raises(ValueError, match="unknown key 'max_sesions'"):
                 with_user_config(base, limits)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch.nn.attention import varlen
 from transformers import PreTrainedConfig, Qwen2Config
 
+from deployments.config.serve_file import read_serve_file
 from models.checkpoint.memory_estimate import memory_estimate
 from models.config import EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
@@ -56,15 +56,7 @@ _LOGIT_COPIES, _WIDE_COPIES = 5, 8
 
 
 def sections(name: str) -> dict[str, EngineConfig]:
-    content = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    [application] = content["applications"]
-    known = set(EngineConfig.model_fields)
-    return {
-        section: EngineConfig(
-            **{k: v for k, v in application["args"][section].items() if k in known}
-        )
-        for section in ("target", "draft")
-    }
+    return dict(read_serve_file(CONFIGS / f"{name}.yaml").config.models)
 
 
 def flash_attention_2(*args: Any, **kwargs: Any) -> Any:

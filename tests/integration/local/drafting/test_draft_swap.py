@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from deployments.config.live_draft import WantedDraft
-from deployments.config.schema import ModelConfig
+from deployments.config.sections.models import ModelConfig
 from deployments.engine.swap import DraftSwap
 from deployments.local.pool import LocalEnginePool
 from models.engine.draft import DraftEngine
