@@ -32,7 +32,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "results/matrix.json",
     ),
     "It is for teams that run Ray or KubeRay": ("k8s/README.md#install",),
-    "CPU measured": ("results/bench-349m-18m.json", "results/smollm2-kinds.json"),
+    "CPU measured": ("results/bench-349m-18m.json", "results/kinds.json"),
     "GPU engines ran on one H100": (
         "results/gpu-h100.json",
         "loadtest/docs/gpu.md#on-one-h100",
@@ -145,7 +145,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "A figure names what the code got": (
         "loadtest/report/readme/test_since.py::test_a_result_names_what_came_after_it",
     ),
-    "A real model": ("results/smollm2-kinds.json",),
+    "A real model": ("results/kinds.json",),
     "No pair of two real models": ("deployments/docs/limits.md#limits-of-this-version",),
     "Quantised checkpoints but": ("deployments/docs/moving-from-vllm.md#what-differs-most",),
     "See all limits": (".github/CONTRIBUTING.md#check-a-change",),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from loadtest.report.readme.result import Result, goal
+from loadtest.frame.claims import cells
+from loadtest.report.readme.result import Result, goal, table
 
 _PEERS = {
     "SmolLM2": ("its best n-grams", ("llama-smollm2",)),
     "the 349M pair": ("its draft model", ("llama-349m-18m", "llama-349m-18m-tasks")),
     "the demo pair": ("its best n-grams", ("llama-demo",)),
 }
+
+_KINDS = ("extraction", "context", "math", "knowledge")  # of prompts, by what drafts should bring
 
 Claim = Mapping[str, Any]
 
@@ -35,6 +39,26 @@ def sooner(result: Result) -> str:
         f"in {sum(ratio['high'] < 1 for ratio in ratios)} the whole 95% interval is below 1."
         f"\n\n{result.made_in_short()}"
     )
+
+
+def kinds(result: Result) -> str:
+    """Show four kinds of prompt, ordered by the gain of drafting."""
+    found = cells(result["samples"])
+    rows = []
+    for kind in _KINDS:
+        [ways] = [ways for cell, ways in found.items() if kind in cell]
+        plain, *drafted = (
+            ways[way]["runs"]["tokens_per_s"] for way in ("plain", "k=5", "adaptive")
+        )
+        in_round = ways["k=5"]["runs"]["tokens_per_round"]
+        shown = [f"{median(runs):.0f} ({_ratio(runs, plain):.2f})" for runs in drafted]
+        rows.append([kind, f"{median(plain):.0f}", *shown, f"{median(in_round):.1f}"])
+    head = ["tokens/s over HTTP (times k = 0)", "k = 0", "k = 5", "adaptive k"]
+    return f"{table([*head, 'tokens a round, k = 5'], rows)}\n\n{result.made_in_short()}"
+
+
+def _ratio(runs: Sequence[float], base: Sequence[float]) -> float:
+    return median(one / below for one, below in zip(runs, base, strict=True))
 
 
 def beside_others(seen_from: Path) -> str:

@@ -15,7 +15,7 @@ def _of_any_pair(name: str) -> bool:
 
 
 def _of_the_demo(name: str) -> bool:
-    return not any(other in name for other in ("smollm2", "349m", "gap-bench"))
+    return not any(other in name for other in ("smollm2", "349m", "kinds"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def test_changes_are_in_order_and_no_result_is_of_tomorrow() -> None:
 def test_the_draft_model_of_the_demo_is_no_matter_of_other_pairs() -> None:
     draft = next(change.name for change in CHANGES if "draft model" in change.name)
     assert draft in age("study-demo/study", "2026-11-22")
-    assert draft in age("quantized", "2026-11-22")
-    assert draft not in age("smollm2-kinds", "2026-11-22")
+    assert draft in age("bench-demo", "2026-11-22")
+    assert draft not in age("smollm2-heads", "2026-11-22")
     assert draft not in age("bench-349m-18m", "2026-11-22")
 
 
