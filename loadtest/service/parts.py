@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,10 +38,10 @@ KINDS = (  # that may be killed
 )
 
 _ACTOR_KINDS = {
-    "ServeReplica:outrider:Target": "target-coordinator",
-    "ServeReplica:outrider:Draft": "draft-coordinator",
-    "ServeReplica:outrider:Constraint": "constraint-replica",
-    "ServeReplica:outrider:Router": "router",
+    "ServeReplica:Target": "target-coordinator",
+    "ServeReplica:Draft": "draft-coordinator",
+    "ServeReplica:Constraint": "constraint-replica",
+    "ServeReplica:Router": "router",
     "ServeController": "controller",
     "ProxyActor": "proxy",
 }
@@ -264,7 +265,7 @@ def actors() -> list[Part]:
     table = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
     kinds = {}
     for actor in table:
-        kind = _ACTOR_KINDS.get(actor["ActorClassName"])
+        kind = _ACTOR_KINDS.get(re.sub(":.*:", ":", actor["ActorClassName"]))  # any application
         if kind is not None:
             kinds[_address(actor["Address"])] = kind
     found = []
