@@ -83,6 +83,7 @@ class SpeculativeGenerator:
                     num_cached_tokens=session.watch.stats.num_cached_tokens,
                     speculation=stats,
                     loosened=tuple(session.guard.loosened),
+                    has_grammar=request.grammar is not None and not request.is_mostly_free,
                     replicas=dict(replicas),
                 )
         except ServingError as error:
@@ -133,6 +134,7 @@ class SpeculativeGenerator:
                     time=TimeSplit(grammar_ms=session.waits.time().grammar_ms)
                 ),
                 lookahead=await session.stats(),
+                has_grammar=request.grammar is not None and not request.is_mostly_free,
                 replicas=dict(self._services.losses.follow(request.request_id)),
             )
 

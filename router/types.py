@@ -278,6 +278,7 @@ class Finished:
     speculation: SpeculationStats
     lookahead: LookaheadStats | None = None  # only of a request that asks for it
     loosened: tuple[Loosened, ...] = ()  # parts of its grammar that are not enforced
+    has_grammar: bool = False  # for all of its text
     replicas: Mapping[str, str] = field(default_factory=dict)  # that served it last, by part
 
 

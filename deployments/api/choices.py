@@ -110,6 +110,7 @@ def finished_together(ends: Sequence[Finished], num_prompts: int = 1) -> Finishe
         num_cached_tokens=sum(end.num_cached_tokens for end in first_ends),
         speculation=sum((end.speculation for end in ends), SpeculationStats()),
         loosened=ends[0].loosened,  # they share a grammar
+        has_grammar=ends[0].has_grammar,
         replicas={
             part: ",".join(sorted({end.replicas[part] for end in ends if part in end.replicas}))
             for part in sorted({part for end in ends for part in end.replicas})

@@ -19,7 +19,7 @@ from deployments.ingress.lookahead_metrics import METRICS as LOOKAHEADS
 from deployments.serve.instruments import Meters
 from deployments.serve.metrics import Metric, Table, counter, gauge
 from router.stats import SpeculationStats, TimeSplit
-from router.types import Finished
+from router.types import Delta, Finished
 
 # Upper bounds, seconds and tokens. A first token may wait for a queue, later ones rarely do.
 _FIRST_TOKEN_S = (
@@ -63,7 +63,6 @@ STATE: tuple[Metric[_State], ...] = (
 )
 TOKENS: tuple[Metric[Finished], ...] = (
     counter("vllm:prompt_tokens", "Prompt tokens taken in", lambda end: end.num_prompt_tokens),
-    counter("vllm:generation_tokens", "Tokens generated", lambda end: end.num_completion_tokens),
 )
 SPECULATION: tuple[Metric[SpeculationStats], ...] = (
     counter(
@@ -129,6 +128,12 @@ class _Events:
         self.success = meters.counter(
             "vllm:request_success", "Requests that ended as they should", ["finished_reason"]
         )
+        self.constrained = meters.counter(
+            "outrider:constrained_requests",
+            "Requests under a grammar that ended; by length: cut off, so their JSON does not parse",
+            ["finished_reason"],
+        )
+        self.generated = meters.counter("vllm:generation_tokens", "Tokens generated, as they come")
         self.failure = meters.counter(
             "outrider:request_failure", "Requests that ended with an error, by its code", ["code"]
         )
@@ -155,6 +160,8 @@ class _Events:
 
     def finished(self, end: Finished, after_s: float) -> None:
         self.success.add(finished_reason=end.finish_reason)
+        if end.has_grammar:
+            self.constrained.add(finished_reason=end.finish_reason)
         self.request_s.observe(after_s)
         self.prompt_length.observe(end.num_prompt_tokens)
         self.length.observe(end.num_completion_tokens)
@@ -205,6 +212,10 @@ class RequestMetrics(Sink):
         while True:
             await asyncio.sleep(period_s)
             self._publish()
+
+    def tokens(self, choice: int, delta: Delta) -> None:
+        """See `Sink.tokens`; those of requests that fail or are left count too."""
+        self._events.generated.add(len(delta.token_ids))
 
     def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """See `Sink.first_tokens`."""

@@ -111,6 +111,19 @@ async def test_a_finished_request_is_counted_under_vllms_names():
     assert value("outrider:request_failure_total") is None
 
 
+def test_requests_under_a_grammar_are_counted_by_their_end():
+    metrics = made()
+    free = Finished(
+        finish_reason="stop", num_prompt_tokens=4, num_completion_tokens=3, speculation=STATS
+    )
+    bound = replace(free, has_grammar=True)
+    for end in (free, bound, replace(bound, finish_reason="length"), bound):
+        metrics.finished(0, end, 1.0)
+    value = Samples(metrics.text())
+    assert value("outrider:constrained_requests_total", finished_reason="stop") == 2
+    assert value("outrider:constrained_requests_total", finished_reason="length") == 1
+
+
 async def test_look_aheads_are_counted_by_method_state_and_sign():
     metrics = made()
     ahead = LookaheadStats(
@@ -178,6 +191,7 @@ async def test_a_failure_is_counted_by_its_code(error, code):
         await run(metrics, ScriptedGenerator(error=error, error_at=1))
     value = Samples(metrics.text())
     assert value("outrider:request_failure_total", code=code) == 1
+    assert value("vllm:generation_tokens_total") == 1, "counted as it came"
     assert value("vllm:time_to_first_token_seconds_count") == 1
     assert value("vllm:e2e_request_latency_seconds_count") == 0
 
@@ -219,7 +233,7 @@ async def test_a_mirror_is_told_the_same():
     mirror = Recorder()
     await run(made(mirror), ScriptedGenerator())
     told = {(kind, name): (value, tags) for kind, name, value, tags in mirror.told}
-    assert told["inc", "vllm:generation_tokens"] == (3, {"model_name": "tiny"})
+    assert told["inc", "vllm:generation_tokens"] == (1, {"model_name": "tiny"})  # the third
     assert told["inc", "vllm:request_success"][1] == {
         "model_name": "tiny",
         "finished_reason": "stop",

@@ -36,6 +36,7 @@ async def answer(
     )
     detokenizer = demo_tokenizer().detokenizer()
     ids, finished, text = await service.generate(request, detokenizer)
+    assert finished.has_grammar
     return ids, finished.finish_reason, text
 
 
