@@ -271,13 +271,13 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None
 
 def test_a_key_of_args_replaces_its_own_application_alone(running: Running) -> None:
     """First a key of the router; then four ranks become one where a node is to spare."""
+    running.add(TARGET)
     config = running.config()
     section(config, "router")["default_max_tokens"] = 7
     with streams(running) as load:
         replaced: Any = roll(running, load, config).notes["replaced"]
         assert "router" in replaced
         assert not {kind for kind in replaced if kind.startswith(("target", "draft"))}
-        running.add(TARGET)
         set_ranks(config, 1)
         options(config, "Target")["max_surge_percent"] = 100
         replaced = roll(running, load, config).notes["replaced"]
