@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from router.planning.round_plan import RoundPlan
 
+_NO_DRAFT = "no draft came"
 _STEPS = (8, 32)  # most steps that the target goes on alone; where it drafts itself
 _MANY_OWN = 0.2  # tokens a step, accepted of the target's own drafts
 _OWN_STEPS = 2  # that it goes on alone after the first miss where it has so many
@@ -26,6 +29,10 @@ class Misses:
 
         `num_own_tokens` is the number of the target's own draft tokens that are accepted a step.
         """
+        if missed.is_probe:  # the target goes on alone there, as if nobody had been asked
+            return msgspec.structs.replace(
+                missed, num_draft_tokens=0, is_missed=True, reason=_NO_DRAFT
+            )
         run_on = min(1 + self._num_misses // 2, _STEPS[0])
         if num_own_tokens >= _MANY_OWN:
             run_on = min(_OWN_STEPS << min(self._num_misses, 8), _STEPS[1])
@@ -37,7 +44,7 @@ class Misses:
             is_missed=True,
             mode=missed.mode,
             promise=missed.promise,
-            reason="no draft came",
+            reason=_NO_DRAFT,
         )
 
     def end(self) -> None:

@@ -181,7 +181,9 @@ class PlannedSession(PlanMember):
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """Take in a whole round: its tokens, and its time without waits for the client."""
         if self.drafter is not None and (plan.num_draft_tokens > 0 or plan.is_missed):
-            num_missed = num_tokens if plan.is_missed else 0
+            # A probe is one look, however far the target goes on alone behind it.
+            num_looks = 1 if plan.mode is Mode.PLAIN else num_tokens
+            num_missed = num_looks if plan.is_missed else 0
             self._estimates[self.drafter.name].observe_presence(num_missed)
         if self._replica is None or plan.mode is None:
             return

@@ -89,6 +89,11 @@ class PlanMember:
         self._most_room = max(self._most_room, self.limit)
 
     @property
+    def copies(self) -> bool:
+        """True if its drafter copies text, which costs next to nothing to ask for."""
+        return self.drafter is not None and self.drafter.is_free
+
+    @property
     def num_rows(self) -> int:
         """Rows in its newest pass, as far as planned."""
         return 1 + self.newest.num_draft_tokens
@@ -202,9 +207,9 @@ class ReplicaPlanner:
         if plan is None:  # draft while a token is more likely to be accepted than not
             likely = sum(1 for alive in session.survival() if alive > 0.5)
             return RoundPlan(max(1, likely), 0, reason="learning")
-        is_free = session.drafter is not None and session.drafter.is_free
-        length = plan.length_of(session.survival(), is_free=is_free)
-        return RoundPlan(length, 0, reason="depth" if is_free or length >= plan.depth else "price")
+        length = plan.length_of(session.survival(), is_free=session.copies)
+        is_deep = session.copies or length >= plan.depth
+        return RoundPlan(length, 0, reason="depth" if is_deep else "price")
 
     def _plain_round(self, session: PlanMember, now_s: float, *, is_ready: bool) -> RoundPlan:
         if self._num_controls > 0:
@@ -262,6 +267,14 @@ class ReplicaPlanner:
         elapsed_ms = (self._clock() - self._chosen_at_s) * 1e3
         self._probe_later(max(elapsed_ms - usual_ms, _LEAST_LOSS * elapsed_ms))
 
+    def _probe_again(self) -> None:
+        """Let the session ask again further on: at first a text has nothing to be copied.
+
+        Were that the end, texts that come one by one would all be asked at their beginning only.
+        """
+        self._has_probed = False
+        self._chosen_at_s, self._num_prober_tokens = self._clock(), 0
+
     def _probe_later(self, lost_ms: float) -> None:
         """Let the next probe come so late that little of all sessions' time is lost."""
         self.prober = None
@@ -296,7 +309,9 @@ class ReplicaPlanner:
                 self._plan_at_s = 0.0
         if self.prober is session:
             self._num_prober_tokens += num_tokens
-            if self._has_probed:
+            if self._has_probed and plan.is_missed and session.copies:
+                self._probe_again()
+            elif self._has_probed:
                 self._end_probe()
         promise = plan.promise
         if plan.mode is None or promise is None or not plan.is_typical:
@@ -310,7 +325,8 @@ class ReplicaPlanner:
     def leave(self, session: PlanMember, num_tokens: int) -> None:
         """Plan without this session from now on; its text is over if it has tokens."""
         if self.prober is session:  # its drafter has read the text for nothing
-            self._probe_later((self._clock() - self._chosen_at_s) * 1e3)
+            lost_ms = 0.0 if session.copies else (self._clock() - self._chosen_at_s) * 1e3
+            self._probe_later(lost_ms)
         self.sessions.pop(session, None)
         if num_tokens > 0:
             self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)

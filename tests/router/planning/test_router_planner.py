@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -14,6 +14,7 @@ from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.round_plan import Mode, RoundPlan
+from router.ports import DraftCost
 
 MODEL = DRAFT_MODEL.traits
 
@@ -290,6 +291,47 @@ def test_a_probe_whose_draft_does_not_come_ends_too() -> None:
     assert not one.is_probing
     world.now_s += 100.0
     assert other.plan(MODEL, 8).is_probe
+
+
+def test_a_copying_drafter_that_has_nothing_yet_is_asked_again_within_the_text() -> None:
+    """Or texts that come one by one would be asked at their beginning, where nothing repeats."""
+    world = World(DEAR)
+    session = world.add()
+    world.rounds([session], 40)
+    copying = replace(MODEL, cost=DraftCost.FREE)
+    for _ in range(200):
+        session.observe(copying, 4, 0)
+    world.now_s += 100.0
+    session.plan(copying, 8)
+    session.leave()
+    world.now_s += 100.0
+    session = world.add()
+    before = tuple(world.pool.acceptances())
+    for _ in range(3):
+        probe = session.plan(copying, 8)
+        assert probe.is_probe
+        missed = Misses().next_plan(probe)
+        assert missed.run_on == probe.run_on, "the target goes on alone as in any plain round"
+        world.now_s += 0.4
+        session.observe_round(missed, 33, 400.0)
+    session.leave(99)
+    other = world.add()
+    assert other.plan(copying, 8).is_probe, "the next text is asked at once"
+    world.now_s += 0.5
+    other.observe(copying, 4, 3)
+    other.observe_round(other.newest, 36, 500.0)
+    assert not other.plan(copying, 8).is_probe
+    assert tuple(world.pool.acceptances()) > before
+
+
+def test_a_missed_probe_counts_as_one_look_however_far_the_target_goes_on() -> None:
+    world = World(DEAR)
+    session = world.add()
+    world.rounds([session], 40)
+    world.now_s += 100.0
+    before = world.pool.presence
+    session.observe_round(Misses().next_plan(session.plan(MODEL, 8)), 33, 400.0)
+    assert 0.8 * before < world.pool.presence < before
 
 
 def test_a_probe_whose_session_leaves_blocks_nobody() -> None:
