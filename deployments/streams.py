@@ -23,7 +23,6 @@ from typing import Any
 Event = dict[str, Any]
 
 _FIRST_PAUSE_S = 0.5  # doubles
-_SILENCE_LIMIT_S = 120.0  # a service that lives says so every `heartbeat_s`
 _TOO_MANY, _SERVER_FAULT = 429, 500
 _BROKEN = (OSError, http.client.HTTPException, EOFError)  # URLError is an OSError
 
@@ -40,7 +39,12 @@ class Refused(RuntimeError):
 
 
 def events(
-    url: str, body: Mapping[str, Any], *, api_key: str = "", max_tries: int = 6
+    url: str,
+    body: Mapping[str, Any],
+    *,
+    api_key: str = "",
+    max_tries: int = 6,
+    silence_s: float = 20.0,
 ) -> Iterator[Event]:
     """Yield the events of a streamed answer to its end.
 
@@ -49,6 +53,8 @@ def events(
         body: of the request; it is streamed whatever `stream` says.
         api_key: if the service asks for one.
         max_tries: connections in a row that bring no event, before the error is raised.
+        silence_s: a connection that brings nothing for so long is broken: a router that lives says
+            so every `router.http.heartbeat_s`. One whose machine is lost says nothing any more.
 
     Raises:
         Refused: the service refuses the request, or the stream ended with an error event.
@@ -58,7 +64,8 @@ def events(
     while True:
         pending: list[Event] = []
         try:
-            for event, event_id in _connection(url, _body(body, text), last_id, api_key):
+            connection = _connection(url, _body(body, text), last_id, api_key, silence_s)
+            for event, event_id in connection:
                 pending.append(event)
                 if event_id:  # it is of all events since the last one
                     last_id, num_failed = event_id, 0
@@ -74,7 +81,7 @@ def events(
 
 
 def _connection(
-    url: str, body: Mapping[str, Any], last_id: str, api_key: str
+    url: str, body: Mapping[str, Any], last_id: str, api_key: str, silence_s: float
 ) -> Iterator[tuple[Event, str]]:
     """Yield the events of one connection with their ids, "" for none."""
     headers = {"content-type": "application/json"}
@@ -82,7 +89,7 @@ def _connection(
     headers |= {"authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        response = urllib.request.urlopen(request, timeout=_SILENCE_LIMIT_S)
+        response = urllib.request.urlopen(request, timeout=silence_s)
     except urllib.error.HTTPError as error:
         with error:
             raise Refused(_reason(error.read()), error.code) from None

@@ -25,6 +25,7 @@ _KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
 _LONG_WAIT_S = 2.0  # longer ones are told with the event that they touched
 REFUSALS = (429, 503)  # full; no target to be had within queue_wait_s
 _GOING_ON_LIMIT_S = 60.0  # a stream that broke has its rest by then
+_SILENCE_S = 20.0  # four heartbeats of a router: it is gone
 _AFTER_FAILURE_S = 0.5  # a service that refuses is not to be hammered
 
 
@@ -218,7 +219,8 @@ class FaultLoad(Load):
             return list(await asyncio.gather(*(ask(client, case.body) for case in cases)))
 
     async def _run(self) -> None:
-        async with open_client(self.base_url, api_key=self._api_key) as client:
+        key = self._api_key
+        async with open_client(self.base_url, api_key=key, timeout_s=_SILENCE_S) as client:
             await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
 
     async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:

@@ -10,8 +10,11 @@ _ALL = 10**9
 
 
 @asynccontextmanager
-async def cutting(url: str, *num_bytes: int) -> AsyncIterator[str]:
-    """A way to `url` whose first chats break, each after so many bytes of its connection."""
+async def cutting(url: str, *num_bytes: int, silently: bool = False) -> AsyncIterator[str]:
+    """A way to `url` whose first chats break, each after so many bytes of its connection.
+
+    Silently: nothing more comes and nobody says so, as when a machine is lost.
+    """
     host, port = url.removeprefix("http://").partition("/")[0].split(":")
     cuts = iter(num_bytes)
 
@@ -31,6 +34,8 @@ async def cutting(url: str, *num_bytes: int) -> AsyncIterator[str]:
             writer.write(data[:left])
             left -= len(data)
             await writer.drain()
+        if silently and left <= 0:
+            await asking  # until who asks has given up
         asking.cancel()
         for side in (writer, back):
             side.close()

@@ -24,10 +24,10 @@ class HttpConfig(Section):
         '["https://chat.example.com"], or ["*"] for every page; empty: none but our own',
     )
     heartbeat_s: Annotated[float, Field(ge=0)] = Field(
-        default=15.0,
+        default=5.0,
         description="a stream that was sent nothing for so long, its headers included, is sent a "
-        "comment line, because proxies cut silent connections, many after 60 s; an error after "
-        "the first is an event; 0: never",
+        "comment line, because proxies cut silent connections, many after 60 s, and clients "
+        "know by it that the router lives; an error after the first is an event; 0: never",
     )
     whole_heartbeat_s: Annotated[float, Field(ge=0)] = Field(
         default=45.0,

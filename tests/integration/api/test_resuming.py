@@ -193,6 +193,20 @@ async def test_a_program_reads_on_through_broken_connections() -> None:
     assert len(found["heads"]) == 1
 
 
+async def test_a_program_does_not_wait_for_a_router_that_is_gone_without_a_word() -> None:
+    body = body_of({"temperature": 0, "max_tokens": 30})
+    async with (
+        demo_over_http() as target,
+        cutting(target.root_url, 900, silently=True) as lost,
+    ):
+        url = f"{lost}/v1/chat/completions"
+        found, expected = [
+            countless(joined(await asyncio.to_thread(lambda: list(events(url, body, silence_s=2)))))
+            for _ in range(2)  # the second is not cut
+        ]
+    assert found | {"heads": expected["heads"]} == expected
+
+
 async def test_a_program_is_told_what_does_not_pass_by() -> None:
     async with demo_over_http() as target:
         url = f"{target.root_url}/v1/chat/completions"

@@ -4,6 +4,7 @@ const BASE = new URL(".", document.baseURI);
 const KEY_ITEM = "outrider-key";
 const TRIES = 6; // of a stream that broke, without news between them
 const FIRST_PAUSE_MS = 500; // doubles
+const SILENCE_MS = 20_000; // a router that lives says so every 5 s (router.http.heartbeat_s)
 
 export const apiRoot = new URL("v1", BASE).href;
 
@@ -73,9 +74,7 @@ async function* attempt(body, lastId, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read().catch((error) => {
-      throw error.name === "AbortError" ? error : broken();
-    });
+    const { value, done } = await inTime(reader);
     if (done) throw broken();
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
@@ -87,6 +86,22 @@ async function* attempt(body, lastId, signal) {
       if (event.error) throw new Problem(event.error.message);
       yield { event, id: field(block, "id") };
     }
+  }
+}
+
+// What a reader has next, or that it is silent for too long, as of a machine that is lost.
+async function inTime(reader) {
+  let timer;
+  const silence = new Promise((_, fail) => {
+    timer = setTimeout(() => fail(broken()), SILENCE_MS);
+  });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } catch (error) {
+    reader.cancel().catch(() => {});
+    throw error.name === "AbortError" || error instanceof Problem ? error : broken();
+  } finally {
+    clearTimeout(timer);
   }
 }
 
