@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 38_050,
-    "router": 9_120,
-    "deployments": 24_540,
+    "router": 9_160,
+    "deployments": 24_600,
     "loadtest": 29_950,
-    "tests": 72_000,
+    "tests": 72_150,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -36,6 +36,12 @@ class Sink:
     def finished(self, choice: int, end: Finished, after_s: float) -> None:
         """Note that a choice was generated to its end."""
 
+    def phases(self, choice: int, queue_s: float, prefill_s: float, decode_s: float) -> None:
+        """Note how long a choice waited for a place, then for its first token, and then wrote.
+
+        It is said just before `finished`, of choices that have tokens.
+        """
+
     def failed(self, choice: int, code: str) -> None:
         """Note that a choice ended with an error of this code, or was left (`CLIENT_GONE`)."""
 
@@ -57,12 +63,16 @@ class ChoiceObserver:
         self._choice = choice
         self._sinks = sinks
         self._clock = clock
-        self._began_s = 0.0
+        self._began_s = self._admitted_s = self._first_s = 0.0
         self._last_s: float | None = None  # when tokens last arrived
         self._is_finished = False
 
     def __enter__(self) -> None:
-        self._began_s = self._clock()
+        self._began_s = self._admitted_s = self._clock()
+
+    def admit(self) -> None:
+        """Note that the choice has its place."""
+        self._admitted_s = self._clock()
 
     def add(self, item: Delta | Finished) -> None:
         """Take in the next item."""
@@ -70,9 +80,14 @@ class ChoiceObserver:
         if isinstance(item, Finished):
             self._is_finished = True
             for sink in self._sinks:
+                if self._last_s is not None:
+                    queue_s = self._admitted_s - self._began_s
+                    prefill_s, decode_s = self._first_s - self._admitted_s, now_s - self._first_s
+                    sink.phases(self._choice, queue_s, prefill_s, decode_s)
                 sink.finished(self._choice, item, now_s - self._began_s)
         elif item.token_ids:
             last_s, self._last_s = self._last_s, now_s
+            self._first_s = self._first_s if last_s is not None else now_s
             for sink in self._sinks:
                 sink.tokens(self._choice, item)
                 if last_s is None:

@@ -36,6 +36,7 @@ async def run_choice(
     async with aclosing(items), turn:
         with observer, naming_field(*grammar_fields):
             async with slot:
+                observer.admit()
                 async for item in items:
                     item = naming_loosened(item, grammar_fields)
                     observer.add(item)

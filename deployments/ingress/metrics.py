@@ -148,6 +148,17 @@ class _Events:
         self.request_s = meters.histogram(
             "vllm:e2e_request_latency_seconds", "From request to last token", _REQUEST_S
         )
+        self.queue_s = meters.histogram(
+            "vllm:request_queue_time_seconds", "From request to its place on the router", _REQUEST_S
+        )
+        self.prefill_s = meters.histogram(
+            "vllm:request_prefill_time_seconds",
+            "From there to the first token, the wait for a target included",
+            _REQUEST_S,
+        )
+        self.decode_s = meters.histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the end", _REQUEST_S
+        )
         self.prompt_length = meters.histogram(
             "vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS
         )
@@ -226,6 +237,12 @@ class RequestMetrics(Sink):
         """See `Sink.more_tokens`."""
         self.last_progress_s = time.monotonic()
         self._events.gap_s.observe(gap_s / num_tokens, times=num_tokens)
+
+    def phases(self, choice: int, queue_s: float, prefill_s: float, decode_s: float) -> None:
+        """See `Sink.phases`."""
+        self._events.queue_s.observe(queue_s)
+        self._events.prefill_s.observe(prefill_s)
+        self._events.decode_s.observe(decode_s)
 
     def finished(self, choice: int, end: Finished, after_s: float) -> None:
         """See `Sink.finished`."""

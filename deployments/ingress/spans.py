@@ -113,6 +113,16 @@ class _ChoiceSpans(Sink):
         """See `Sink.first_tokens`."""
         self._span.set_attribute("gen_ai.latency.time_to_first_token", after_s)
 
+    def phases(self, choice: int, queue_s: float, prefill_s: float, decode_s: float) -> None:
+        """See `Sink.phases`; under the names that vLLM's spans have."""
+        self._span.set_attributes(
+            {
+                "gen_ai.latency.time_in_queue": queue_s,
+                "gen_ai.latency.time_in_model_prefill": prefill_s,
+                "gen_ai.latency.time_in_model_decode": decode_s,
+            }
+        )
+
     def finished(self, choice: int, end: Finished, after_s: float) -> None:
         """See `Sink.finished`."""
         stats = end.speculation

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadtest.frame.claims import cells
 from loadtest.report.readme.result import Result, goal, table
 
 _PEERS = {
@@ -43,14 +42,11 @@ def sooner(result: Result) -> str:
 
 def kinds(result: Result) -> str:
     """Show four kinds of prompt, ordered by the gain of drafting."""
-    found = cells(result["samples"])
     rows = []
     for kind in _KINDS:
-        [ways] = [ways for cell, ways in found.items() if kind in cell]
-        plain, *drafted = (
-            ways[way]["runs"]["tokens_per_s"] for way in ("plain", "k=5", "adaptive")
-        )
-        in_round = ways["k=5"]["runs"]["tokens_per_round"]
+        ways = {one["way"]: one["runs"] for one in result["samples"] if one["workload"] == kind}
+        plain, *drafted = (ways[way]["tokens_per_s"] for way in ("plain", "k=5", "adaptive"))
+        in_round = ways["k=5"]["tokens_per_round"]
         shown = [f"{median(runs):.0f} ({_ratio(runs, plain):.2f})" for runs in drafted]
         rows.append([kind, f"{median(plain):.0f}", *shown, f"{median(in_round):.1f}"])
     head = ["tokens/s over HTTP (times k = 0)", "k = 0", "k = 5", "adaptive k"]

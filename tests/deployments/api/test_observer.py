@@ -30,6 +30,9 @@ class Notes(Sink):
     def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
         self.events.append(("more", choice, num_tokens, gap_s))
 
+    def phases(self, choice: int, queue_s: float, prefill_s: float, decode_s: float) -> None:
+        self.events.append(("phases", choice, queue_s, prefill_s, decode_s))
+
     def finished(self, choice: int, end: Finished, after_s: float) -> None:
         self.events.append(("finished", choice, end, after_s))
 
@@ -39,12 +42,18 @@ class Notes(Sink):
 
 def test_a_choice_is_measured_from_its_beginning_for_all_sinks() -> None:
     sinks = Notes(), Notes()
-    times = iter([10.0, 12.0, 12.5, 13.0, 15.0])  # the beginning, then an item each
+    times = iter([10.0, 11.5, 12.0, 12.5, 13.0, 15.0])  # beginning, place, then an item each
     observer = ChoiceObserver(4, sinks, clock=lambda: next(times))
     with observer:
+        observer.admit()
         for item in (Delta("a", (1,)), Delta("", ()), Delta("bc", (2, 3)), END):
             observer.add(item)
-    expected = [("first", 4, 1, 2.0), ("more", 4, 2, 1.0), ("finished", 4, END, 5.0)]
+    expected = [
+        ("first", 4, 1, 2.0),
+        ("more", 4, 2, 1.0),
+        ("phases", 4, 1.5, 0.5, 3.0),
+        ("finished", 4, END, 5.0),
+    ]
     assert [sink.events for sink in sinks] == [expected, expected]
 
 

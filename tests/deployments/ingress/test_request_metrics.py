@@ -106,6 +106,8 @@ async def test_a_finished_request_is_counted_under_vllms_names():
     assert value("vllm:time_to_first_token_seconds_count") == 1
     assert value("vllm:inter_token_latency_seconds_count") == 2
     assert value("vllm:e2e_request_latency_seconds_count") == 1
+    for phase in ("queue", "prefill", "decode"):
+        assert value(f"vllm:request_{phase}_time_seconds_count") == 1
     assert value("vllm:request_prompt_tokens_sum") == 4
     assert value("vllm:request_generation_tokens_sum") == 3
     assert value("outrider:request_failure_total") is None

@@ -103,6 +103,9 @@ async def test_a_request_is_a_span_and_each_round_a_child() -> None:
     assert told["gen_ai.usage.output_tokens"] == 24
     assert told["gen_ai.request.model"] == "demo"
     assert 0 < told["gen_ai.latency.time_to_first_token"] <= told["gen_ai.latency.e2e"]
+    phases = ("time_in_queue", "time_in_model_prefill", "time_in_model_decode")
+    parts = [told[f"gen_ai.latency.{phase}"] for phase in phases]
+    assert sum(parts) == pytest.approx(told["gen_ai.latency.e2e"])
     assert not any(SECRET in str(span) for span in spans)
 
 
