@@ -118,6 +118,8 @@ class Applications:
             for part in self.parts:
                 if _takes(part, path, self.parts):
                     put(part.tree, ["args", *path], value)
+                elif path == ["router", "model_name"]:  # which all metrics have
+                    put(part.tree, ["args", "model_name"], value)
             return True
         if not path[0][:1].isupper():
             return False

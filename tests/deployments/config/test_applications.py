@@ -75,6 +75,7 @@ def test_the_parts_are_read_as_one_service() -> None:
         ("target.model_path", str(DEMO / "draft"), {"big", "outrider", "small"}),
         ("draft.max_num_seqs", 7, {"small"}),
         ("router.max_sessions", 7, {"outrider"}),
+        ("router.model_name", "mine", {"big", "outrider", "small"}),
         ("link.high_water_mark", 77, {"big", "outrider", "small"}),
     ],
 )
