@@ -45,7 +45,7 @@ _READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """What a router must know of the target beforehand.
+    """Facts of the target that a router must know beforehand.
 
     Attributes:
         heads: what drafts in its own process; None: nothing.
