@@ -78,17 +78,15 @@ class Applications:
 
     @property
     def placements(self) -> list[Placement]:
-        """The placements of all deployments, Router's first and Constraint's last.
+        """The placements of all deployments.
 
         Raises:
             ValueError: see `placements_of`.
         """
-        first = AppConfig.model_validate(self.parts[0].args)
-        router, *here, constraint = placements_of(first, self.parts[0].overrides)
-        for part in self.parts[1:]:
-            here += placements_of(_model_args(part), part.overrides)
-        target = [one for one in here if one.name == "Target"]
-        return [router, *target, *(one for one in here if one.name != "Target"), constraint]
+        placements_of(AppConfig.model_validate(self.parts[0].args), self.parts[0].overrides)
+        for part in self.parts[1:]:  # each may name its own deployments only
+            placements_of(_model_args(part), part.overrides)
+        return placements_of(self.config, self.overrides)
 
     @property
     def overrides(self) -> list[Tree]:
