@@ -82,10 +82,7 @@ class EngineReplica:
         self._report = EngineReport()
         async with asyncio.timeout(FETCH_TIMEOUT_S):  # ranks on other nodes fetch for themselves
             await asyncio.to_thread(bring, Path(model.model_path), logger.info)
-        vocabulary = await asyncio.to_thread(
-            read_vocabulary, Path(model.model_path) / "tokenizer.json"
-        )
-        self._vocabulary = vocabulary.digest
+        self._vocabulary = await asyncio.to_thread(_vocabulary_in, Path(model.model_path))
         self._is_serving = False
         self._loading: LoadedModel | None = None
         first = await self._load(model)
@@ -257,6 +254,15 @@ class EngineReplica:
             one.ranks.kill()
         logging.shutdown()
         os._exit(1)
+
+
+def _vocabulary_in(checkpoint: Path) -> str:
+    """Return the digest of a checkpoint's token ids; "": it has no tokenizer of its own.
+
+    Routers with a `tokenizer_path` elsewhere ask for none; all others refuse the replica.
+    """
+    path = checkpoint / "tokenizer.json"
+    return read_vocabulary(path).digest if path.exists() else ""
 
 
 def _release(model: LoadedModel, admission: asyncio.Task[LeaseKey]) -> None:

@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 QUESTION = {"role": "user", "content": "Write a short story."}
 LIMIT_S = 180.0  # 15 s on a machine that does nothing else
-SENTENCE = re.compile(r"cannot be served here: [^\n]*Qwen[^\n]*")
+SENTENCE = re.compile(r"cannot be served here: .*?by its model paths\)")
+SENTENCE_OF_ONE = re.compile(r"cannot be served here: [^\n]*Qwen[^\n]*")
 
 
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -53,22 +54,35 @@ def wait_for(pattern: re.Pattern[str], service: Served) -> re.Match[str]:
 
 
 def test_serve_run_says_what_the_check_says_and_ends(tmp_path: Path) -> None:
-    with started(ROOT / "configs" / "prod.yaml") as service:
-        shown = wait_for(SENTENCE, service)[0]
+    shown, checked = refused_twice("one-node", SENTENCE, tmp_path)
+    assert shown in checked
+    for missing in ("2 GPUs (Target 1, Draft 1), there are 0", "Qwen2.5-14B"):
+        assert missing in shown
+
+
+def test_each_application_says_what_it_lacks_and_the_check_says_all(tmp_path: Path) -> None:
+    shown, checked = refused_twice("prod", SENTENCE_OF_ONE, tmp_path)
+    for missing in ("no node has the label outrider/role=", "no such folder: 'Qwen/Qwen2.5-"):
+        assert missing in shown
+        assert missing in checked
+    assert "5 GPUs (Target 4, Draft 1)" in checked
+
+
+def refused_twice(config: str, sentence: re.Pattern[str], folder: Path) -> tuple[str, str]:
+    """What `serve run`, which ends, and `--check` say of a config that cannot be served here."""
+    with started(ROOT / "configs" / f"{config}.yaml") as service:
+        shown = wait_for(sentence, service)[0]
         assert service.process.wait(LIMIT_S) not in (0, None)
         log = service.log()
     assert "so this `serve run` ends" in log
     checked = run(
         sys.executable,
-        *("-m", "deployments.config", "--check", "configs/prod.yaml"),
-        folder=tmp_path,
+        *("-m", "deployments.config", "--check", f"configs/{config}.yaml"),
+        folder=folder,
     )
     assert checked.returncode == 1
     assert checked.stderr.count("\n") == 1
-    for missing in ("no node has the label outrider/role=", "no such folder: 'Qwen/Qwen2.5-"):
-        assert missing in shown, "of one of its applications"
-        assert missing in checked.stderr
-    assert "5 GPUs (Target 4, Draft 1)" in checked.stderr
+    return shown, checked.stderr
 
 
 def test_serve_status_says_it_where_serve_runs_on() -> None:
