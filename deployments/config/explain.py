@@ -98,6 +98,11 @@ def admission_notes(
     return []
 
 
+def loading_s(num_bytes: float) -> float:
+    """Return about how long a target of so many bytes of weights takes from its start, s."""
+    return _START_S + num_bytes / _READ_BYTES_PER_S
+
+
 def loss_notes(
     config: AppConfig, placements: Sequence[Placement], sizes: Mapping[str, ModelSizes]
 ) -> list[str]:
@@ -109,12 +114,12 @@ def loss_notes(
     if target.min_replicas > 1 or "target" not in sizes:
         return []
     num_ranks = config.target.tensor_parallel_size
-    load_s = _START_S + sizes["target"].weight_bytes * num_ranks / _READ_BYTES_PER_S
+    takes_s = loading_s(sizes["target"].weight_bytes * num_ranks)
     failover_s = config.router.timeouts.failover_s
-    if load_s <= failover_s:
+    if takes_s <= failover_s:
         return []
     return [
-        f"one target, which takes some {load_s:.0f} s to load: when it is lost, or replaced as a "
+        f"one target, which takes some {takes_s:.0f} s to load: when it is lost, or replaced as a "
         f"key of args changed, streams end after router.timeouts.failover_s, {failover_s:g} s; "
         "raise it, or let Target have min_replicas: 2"
     ]

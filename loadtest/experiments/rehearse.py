@@ -20,6 +20,7 @@ from typing import Any
 from deployments.config.keys import assignments
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad, Load
+from loadtest.rehearse.faults import faults_of
 from loadtest.rehearse.gateway import Gateway
 from loadtest.rehearse.kuberay import PodCluster, wait_until
 from loadtest.rehearse.manifests import HEAD, Manifests
@@ -51,12 +52,15 @@ class Rehearsed(Place):
         """See `Place`; the first install is over then, and its time is noted.
 
         Raises:
-            ValueError: something is not there that it needs, or the terms name no such event.
+            ValueError: something is not there that it needs, the terms name no such event, or the
+                manifests have an outage in them.
         """
         if lacking := obstacles():
             raise ValueError(f"a rehearsal cannot be here: {', '.join(lacking)}")
         manifests = Manifests.of(ROOT / scene.terms.folder)
         _check_events(scene.terms.events, [pod.group for pod in manifests.pods()])
+        if found := faults_of(manifests):
+            raise ValueError(f"{scene.terms.folder}: " + "; ".join(found))
         scene.result.extra["replaced"] = SUBSTITUTIONS
         folder = Path(tempfile.mkdtemp(prefix="or-rehearse-"))
         (folder / "secrets").mkdir()

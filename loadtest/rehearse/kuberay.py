@@ -118,11 +118,8 @@ class PodCluster:
 
     @property
     def num_reachable(self) -> int:
-        """Pods that the Service sends to, once all are ready: none that its own probe keeps out."""
-        if self.manifests.serve_config.get("proxy_location") == "HeadOnly":
-            return 1
-        open_to_http = [one for one in self._served() if "readinessProbe" not in one.container]
-        return sum(one.replicas for one in open_to_http)
+        """Pods that the Service sends to, once all are ready."""
+        return sum(one.replicas for one in self.manifests.reachable())
 
     def state(self) -> str:
         """Say what Serve said last, and how the pods are."""
@@ -264,13 +261,8 @@ class PodCluster:
         return _says_ok(f"http://{pod.address}:{_AGENT_PORT}/api/local_raylet_healthz")
 
     def _find_endpoints(self) -> list[str]:
-        pods = [pod for template in self._served() for pod in self.of(template.group)]
+        pods = [pod for template in self.manifests.served() for pod in self.of(template.group)]
         return [pod.address for pod in pods if self.is_ready(pod)]
-
-    def _served(self) -> list[PodTemplate]:
-        """Return the templates whose pods the Service selects, if they are ready."""
-        leaves_out = {HEAD} if self.manifests.service.get("excludeHeadPodFromServeSvc") else set()
-        return [one for one in self.manifests.pods() if one.group not in leaves_out]
 
     # --- Serve --------------------------------------------------------------------------------
 

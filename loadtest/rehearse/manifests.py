@@ -44,6 +44,11 @@ class PodTemplate:
         return first
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The variables of that container that have a value in the manifests."""
+        return {one["name"]: one["value"] for one in self.container["env"] if "value" in one}
+
+    @property
     def grace_s(self) -> float:
         """The time between the signal that ends a pod and the one that kills it, s."""
         return float(self.spec.get("terminationGracePeriodSeconds", 30))
@@ -116,6 +121,17 @@ class Manifests:
         for group in cluster["workerGroupSpecs"]:
             found.append(_ray_pod(group["groupName"], group, group["replicas"]))
         return found
+
+    def served(self) -> list[PodTemplate]:
+        """Return the pods that the Service selects, if they are ready."""
+        leaves_out = {HEAD} if self.service.get("excludeHeadPodFromServeSvc") else set()
+        return [one for one in self.pods() if one.group not in leaves_out]
+
+    def reachable(self) -> list[PodTemplate]:
+        """Return the pods that clients reach: with a proxy, and no probe that keeps them out."""
+        if self.serve_config.get("proxy_location") == "HeadOnly":
+            return [one for one in self.served() if one.group == HEAD]
+        return [one for one in self.served() if "readinessProbe" not in one.container]
 
 
 def _ray_pod(name: str, group: Tree, replicas: int) -> PodTemplate:

@@ -221,10 +221,15 @@ async def local_service(
 
 
 class Runners:
-    """Loaded models, lent to one service at a time with an empty KV cache. It keeps a few."""
+    """Loaded models, lent to one service at a time with an empty KV cache.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    Args:
+        most: idle ones that are kept.
+        most_bytes: of weights, of one that is kept; a real model is asked in one module only.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._idle: dict[str, ModelRunner] = {}  # by their config; the last one was used last
 
     @contextmanager
@@ -236,12 +241,13 @@ class Runners:
         try:
             yield runner
         finally:
-            self._idle[key] = runner
+            if runner.weight_bytes <= self._most_bytes:
+                self._idle[key] = runner
             while len(self._idle) > self._most:
                 del self._idle[next(iter(self._idle))]
 
 
-RUNNERS = Runners(most=4)
+RUNNERS = Runners(most=4, most_bytes=2**26)
 
 
 # --- the routes over it ---------------------------------------------------------------------------

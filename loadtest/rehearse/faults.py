@@ -1,0 +1,128 @@
+"""Finds what the manifests say that ends in an outage, before anything is started.
+
+Each rule is one of KubeRay, Kubernetes, Ray or Serve; a rehearsal of manifests that break one would
+wait for what can never come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from deployments.config.applications import applications_of
+from deployments.config.explain import loading_s
+from loadtest.rehearse.kuberay import allows_eviction
+from loadtest.rehearse.manifests import HEAD, Manifests
+from router.limits import SessionLimits
+
+_MANY = 1_000_000  # pods: if so many do not allow an eviction, no number does
+_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_DRAIN_S = 30.0  # of `ray start --block` after SIGTERM, Ray 2.60
+_ENGINES = {"Target", "Draft"}
+
+
+def faults_of(manifests: Manifests) -> list[str]:
+    """Return a sentence for each outage that the manifests have in them."""
+    return list(chain.from_iterable(rule(manifests) for rule in _RULES))
+
+
+def _models_awaited(manifests: Manifests) -> Iterator[str]:
+    """KubeRay submits a config once; Serve refuses it while the models are not there."""
+    volumes = {one["name"] for one in manifests.job.container["volumeMounts"]}
+    [head, *_] = manifests.pods()
+    for waiting in head.spec.get("initContainers", []):
+        if volumes & {one["name"] for one in waiting.get("volumeMounts", [])}:
+            return
+    yield (
+        "first install: the head takes the config while the Job still fetches the models; it is "
+        "refused, and KubeRay never submits it again (an init container can wait)"
+    )
+
+
+def _reachable(manifests: Manifests) -> Iterator[str]:
+    """Clients need one pod with a proxy that the Service selects."""
+    if not manifests.reachable():
+        yield (
+            f"endpoints: proxies are {manifests.serve_config.get('proxy_location')}, and the "
+            "Service leaves the head out: no pod is left that it sends to"
+        )
+
+
+def _drains_end(manifests: Manifests) -> Iterator[str]:
+    """See `allows_eviction`."""
+    for budget in manifests.all_of("PodDisruptionBudget"):
+        for pod in manifests.pods():
+            if not allows_eviction(budget, pod.labels, _MANY):
+                yield (
+                    f"drain {pod.group}: the budget {budget['metadata']['name']} never allows it, "
+                    "whatever is ready; only a minAvailable that is a whole number counts here"
+                )
+
+
+def _head_may_go(manifests: Manifests) -> Iterator[str]:
+    """Raylets end themselves when a head comes back that does not know them."""
+    if "gcsFaultToleranceOptions" not in manifests.service["rayClusterConfig"]:
+        yield "lose head: without gcsFaultToleranceOptions all pods end with it, and all streams"
+
+
+def _drains_outlast_streams(manifests: Manifests) -> Iterator[str]:
+    """A signalled `ray start` kills the node's processes after its drain time, long or not."""
+    longest_s = float(manifests.serve_config["http_options"]["request_timeout_s"])
+    reachable = {pod.group for pod in manifests.reachable()}
+    for pod in manifests.pods():
+        drain_s = min(pod.grace_s, float(pod.environment.get(_DRAIN, _DRAIN_S)))
+        is_meant_to = pod.grace_s >= longest_s or pod.group in reachable
+        if pod.group != HEAD and is_meant_to and drain_s < longest_s:
+            yield (
+                f"drain {pod.group}: streams may last {longest_s:g} s, and its processes are "
+                f"killed after {drain_s:g} s ({_DRAIN}, grace period {pod.grace_s:g} s)"
+            )
+
+
+def _streams_outlast_loading(manifests: Manifests) -> Iterator[str]:
+    """With one target, a stream goes on only if it waits until another one has loaded."""
+    applications = applications_of(manifests.serve_config)
+    options = applications.options("Target")
+    scaling = options.get("autoscaling_config", {})
+    if options.get("num_replicas", scaling.get("min_replicas", 1)) > 1:
+        return
+    name = str(applications.section("target")["model_path"])
+    takes_s = loading_s(weight_bytes(name))
+    waits_s = applications.section("router.timeouts").get("failover_s", SessionLimits().failover_s)
+    if waits_s < takes_s:
+        yield (
+            f"lose target: the only one, {name}, takes some {takes_s:.0f} s to load, and streams "
+            f"wait router.timeouts.failover_s = {waits_s:g} s: all of them fail"
+        )
+
+
+def _keys_touch_no_gpu(manifests: Manifests) -> Iterator[str]:
+    """Serve replaces all replicas of an application when any key of its `args` changes."""
+    for application in manifests.serve_config["applications"]:
+        engines = _ENGINES & {one["name"] for one in application["deployments"]}
+        if "router" in application["args"] and engines:
+            yield (
+                f"key: one of the router's replaces {' and '.join(sorted(engines))} too, as they "
+                f"are in its application, {application['name']}"
+            )
+
+
+def weight_bytes(name: str) -> float:
+    """Return about how many bytes a model's weights have, by its name: 72B are 144 GB in bfloat16.
+
+    A name without a number of billions gives 0.
+    """
+    found = re.search(r"(\d+(?:\.\d+)?)B\b", name)
+    return float(found[1]) * 2e9 if found else 0.0
+
+
+_RULES: tuple[Callable[[Manifests], Iterator[str]], ...] = (
+    _models_awaited,
+    _reachable,
+    _drains_end,
+    _head_may_go,
+    _drains_outlast_streams,
+    _streams_outlast_loading,
+    _keys_touch_no_gpu,
+)

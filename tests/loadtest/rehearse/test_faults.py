@@ -1,0 +1,79 @@
+"""A rehearsal finds what ends in an outage before it starts anything.
+
+`before/` has the manifests of a commit that nobody could have installed, drained or changed; they
+are kept as they were, without what no rule reads.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from loadtest.rehearse.faults import faults_of, weight_bytes
+from loadtest.rehearse.manifests import Manifests
+from tests.loadtest.rehearse.test_rules import manifests
+
+BEFORE = Path(__file__).parent / "before"
+
+
+def before(name: str) -> Manifests:
+    return Manifests(list(yaml.safe_load_all((BEFORE / f"{name}.yaml").read_text())))
+
+
+def events(found: list[str]) -> list[str]:
+    """The first words of what was found: an event, and who goes."""
+    return [re.split(":", one)[0] for one in found]
+
+
+def test_it_finds_all_of_a_first_release() -> None:
+    assert events(faults_of(before("base"))) == [
+        "first install",
+        *("drain head", "drain router", "drain target"),  # by their budgets
+        "lose head",
+        *("drain router", "drain draft", "drain target"),  # by their drain time
+        "lose target",
+        "key",
+    ]
+
+
+def test_it_finds_all_of_its_overlay_for_one_gpu() -> None:
+    found = faults_of(before("one-gpu"))
+    assert events(found) == [
+        "first install",
+        "endpoints",
+        *("drain head", "drain gpu"),
+        "lose head",
+        "drain gpu",
+        "key",
+    ]
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/one-gpu"])
+def test_the_manifests_have_none(folder: str) -> None:
+    assert faults_of(manifests(folder)) == []
+
+
+def test_it_says_which_value_and_which_limit() -> None:
+    found = " ".join(faults_of(before("base")))
+    for words in (
+        "the budget outrider-router never allows it",
+        "streams may last 900 s, and its processes are killed after 30 s",
+        "takes some 174 s to load, and streams wait router.timeouts.failover_s = 120 s",
+        "replaces Draft and Target too, as they are in its application, outrider",
+    ):
+        assert words in found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen/Qwen2.5-72B-Instruct", 144e9),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 1e9),
+        ("/models/mine", 0.0),
+    ],
+)
+def test_a_name_says_how_large_a_model_is(name: str, expected: float) -> None:
+    assert weight_bytes(name) == expected
