@@ -95,7 +95,6 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{LOCAL}drafting/test_named_drafts.py::"
         "test_what_a_draft_would_have_drafted_is_what_it_drafts",
         f"{LOCAL}drafting/test_draft_swap.py::test_a_swap_under_16_streams_changes_no_text",
-        "results/compare-drafts.json",
     ),
     "One command trains": (
         "models/distill/test_command.py::test_each_kind_trains_goes_on_and_is_read",

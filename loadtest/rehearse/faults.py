@@ -1,7 +1,7 @@
-"""Finds what the manifests say that ends in an outage, before anything is started.
+"""Finds outages that manifests have in them, before anything is started.
 
-Each rule is one of KubeRay, Kubernetes, Ray or Serve; a rehearsal of manifests that break one would
-wait for what can never come.
+Each rule is one of KubeRay, Kubernetes, Ray or Serve. A rehearsal of manifests that break one would
+wait in vain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def faults_of(manifests: Manifests) -> list[str]:
 
 
 def _models_awaited(manifests: Manifests) -> Iterator[str]:
-    """KubeRay submits a config once; Serve refuses it while the models are not there."""
+    """Find a head that takes the config too early: KubeRay submits it once, whatever Serve says."""
     volumes = {one["name"] for one in manifests.job.container["volumeMounts"]}
     [head, *_] = manifests.pods()
     for waiting in head.spec.get("initContainers", []):
@@ -41,7 +41,7 @@ def _models_awaited(manifests: Manifests) -> Iterator[str]:
 
 
 def _reachable(manifests: Manifests) -> Iterator[str]:
-    """Clients need one pod with a proxy that the Service selects."""
+    """Find a Service without a pod: none that it selects has a proxy."""
     if not manifests.reachable():
         yield (
             f"endpoints: proxies are {manifests.serve_config.get('proxy_location')}, and the "
@@ -50,7 +50,7 @@ def _reachable(manifests: Manifests) -> Iterator[str]:
 
 
 def _drains_end(manifests: Manifests) -> Iterator[str]:
-    """See `allows_eviction`."""
+    """Find budgets that allow no eviction, see `allows_eviction`."""
     for budget in manifests.all_of("PodDisruptionBudget"):
         for pod in manifests.pods():
             if not allows_eviction(budget, pod.labels, _MANY):
@@ -61,13 +61,13 @@ def _drains_end(manifests: Manifests) -> Iterator[str]:
 
 
 def _head_may_go(manifests: Manifests) -> Iterator[str]:
-    """Raylets end themselves when a head comes back that does not know them."""
+    """Find a head without a memory: raylets that it does not know end themselves."""
     if "gcsFaultToleranceOptions" not in manifests.service["rayClusterConfig"]:
         yield "lose head: without gcsFaultToleranceOptions all pods end with it, and all streams"
 
 
 def _drains_outlast_streams(manifests: Manifests) -> Iterator[str]:
-    """A signalled `ray start` kills the node's processes after its drain time, long or not."""
+    """Find drain times below the longest stream: `ray start` kills its processes then."""
     longest_s = float(manifests.serve_config["http_options"]["request_timeout_s"])
     reachable = {pod.group for pod in manifests.reachable()}
     for pod in manifests.pods():
@@ -81,7 +81,7 @@ def _drains_outlast_streams(manifests: Manifests) -> Iterator[str]:
 
 
 def _streams_outlast_loading(manifests: Manifests) -> Iterator[str]:
-    """With one target, a stream goes on only if it waits until another one has loaded."""
+    """Find streams that wait for a shorter time than the only target takes to load."""
     applications = applications_of(manifests.serve_config)
     options = applications.options("Target")
     scaling = options.get("autoscaling_config", {})
@@ -98,7 +98,7 @@ def _streams_outlast_loading(manifests: Manifests) -> Iterator[str]:
 
 
 def _keys_touch_no_gpu(manifests: Manifests) -> Iterator[str]:
-    """Serve replaces all replicas of an application when any key of its `args` changes."""
+    """Find models beside a router: Serve replaces all of an application when one key changes."""
     for application in manifests.serve_config["applications"]:
         engines = _ENGINES & {one["name"] for one in application["deployments"]}
         if "router" in application["args"] and engines:

@@ -19,23 +19,12 @@ from loadtest.report.readme import (
     studies,
     trials,
 )
-from loadtest.report.readme.result import RESULTS, Result
+from loadtest.report.readme.result import Result
 
 
 def _of(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
     """Return a function that shows the result called `name` by `render`."""
     return lambda seen_from: render(Result.load(name, seen_from))
-
-
-def _when_kept(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
-    """Return the same for a result that may not have been measured yet."""
-
-    def shown(seen_from: Path) -> str:
-        if not (RESULTS / f"{name}.json").is_file():
-            return "No result is kept yet."
-        return render(Result.load(name, seen_from))
-
-    return shown
 
 
 FIGURES: Mapping[str, Callable[[Path], str]] = {
@@ -46,20 +35,16 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "demo-pair": _of("bench-demo", speed.bench),
     "llama-smollm2": _of("llama-smollm2", peer.peer),
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
-    "llama-demo": _when_kept("llama-demo", peer.peer),
-    "llama-349m-18m-tasks": _when_kept("llama-349m-18m-tasks", peer.peer),
+    "llama-demo": _of("llama-demo", peer.peer),
+    "llama-349m-18m-tasks": _of("llama-349m-18m-tasks", peer.peer),
     "heads": _of("heads", drafters.heads),
-    "compare-drafts": _of("compare-drafts", drafters.compare_drafts),
     "smollm2-heads": _of("smollm2-heads", drafters.kinds_with_heads),
-    "staged-349m": _of("staged-349m", drafters.staged),
-    "staged-demo": _of("staged-demo", drafters.staged),
     "acceptance": _of("acceptance", speed.acceptance),
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
     "lookahead": lookahead.lookahead,
     "lookahead-by-pair": lookahead.lookahead_by_pair,
     "lookahead-drafts": lookahead.lookahead_drafts,
-    "lookahead-in-batches": lookahead.lookahead_in_batches,
     "scenarios": _of("scenarios", scenarios.scenarios),
     "gpu-speed": _of("gpu-h100", gpu.speed),
     "gpu-passes": _of("gpu-h100", gpu.passes),

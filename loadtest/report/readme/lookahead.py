@@ -77,21 +77,6 @@ def lookahead_drafts(seen_from: Path) -> str:
     return "\n\n".join(blocks) or _NOTHING
 
 
-def lookahead_in_batches(seen_from: Path) -> str:
-    """Sessions at once by pair, and what an ordinary stream has beside them."""
-    rows, made = [], []
-    for name, task, result in _kept(seen_from, "batch"):
-        rates = [f"{one['sessions']}: {one['tokens_per_s']:.0f}" for one in result["lines"]]
-        paces = [f"{one['beside']}: {one['tokens_per_s']:.0f}" for one in result["streams"]]
-        rows.append([f"{name}, {task}", ", ".join(rates), ", ".join(paces)])
-        rows[-1].append("; ".join(aim(claim) for claim in result["claims"]))
-        made.append(result.made())
-    if not rows:
-        return _NOTHING
-    head = ["pair, task", "tokens/s by sessions", "a stream's tokens/s beside", "aims"]
-    return "\n\n".join([table(head, rows), *made])
-
-
 def compared(content: Content) -> str:
     """Show the table of one comparison.
 

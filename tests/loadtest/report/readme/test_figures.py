@@ -90,13 +90,6 @@ def test_a_peers_draft_model_and_its_n_grams_have_columns_of_their_own() -> None
     assert any("(draft k=8)" in row and "| - |" in row for row in rows)
 
 
-def test_a_figure_may_wait_for_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.report.readme.figures.RESULTS", tmp_path)
-    assert FIGURES["llama-demo"](ROOT) == "No result is kept yet."
-    with pytest.raises(OSError, match="nowhere"):
-        Result.load("nowhere", ROOT)
-
-
 def test_a_single_gap_over_the_limit_is_missed_although_its_median_is_not() -> None:
     def widen(content: dict[str, Any]) -> None:
         for line in content["lines"]:
