@@ -44,7 +44,7 @@ def events(
     *,
     api_key: str = "",
     max_tries: int = 6,
-    silence_s: float = 20.0,
+    silence_s: float = 6.0,
 ) -> Iterator[Event]:
     """Yield the events of a streamed answer to its end.
 
@@ -64,7 +64,7 @@ def events(
     while True:
         pending: list[Event] = []
         try:
-            connection = _connection(url, _body(body, text), last_id, api_key, silence_s)
+            connection = _connection(url, resumed(body, text), last_id, api_key, silence_s)
             for event, event_id in connection:
                 pending.append(event)
                 if event_id:  # it is of all events since the last one
@@ -112,7 +112,7 @@ def _connection(
     raise EOFError("the stream ended before its end")
 
 
-def _body(body: Mapping[str, Any], text: str) -> dict[str, Any]:
+def resumed(body: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the body to send, with what is known of the answer where the route takes that."""
     known = {"prediction": {"type": "content", "content": text}} if text else {}
     return {**(known if "messages" in body else {}), **body, "stream": True}

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from deployments.streams import resumed
 from loadtest.client.answers import Answer, check_answer
 
 CHAT = "/v1/chat/completions"
@@ -102,7 +103,8 @@ async def _breaks(
     """Read an answer over one connection; return whether its rest may be had over another."""
     headers = {"last-event-id": answer.last_id} if answer.last_id else {}
     try:
-        async with client.stream("POST", path, json=body, headers=headers) as response:
+        sent = resumed(body, answer.text) if answer.last_id else body
+        async with client.stream("POST", path, json=sent, headers=headers) as response:
             answer.status = response.status_code
             kind = response.headers.get("content-type", "")
             if response.status_code == httpx.codes.OK and kind.startswith("application/json"):

@@ -24,7 +24,7 @@ class HttpConfig(Section):
         '["https://chat.example.com"], or ["*"] for every page; empty: none but our own',
     )
     heartbeat_s: Annotated[float, Field(ge=0)] = Field(
-        default=5.0,
+        default=2.0,
         description="a stream that was sent nothing for so long, its headers included, is sent a "
         "comment line, because proxies cut silent connections, many after 60 s, and clients "
         "know by it that the router lives; an error after the first is an event; 0: never",

@@ -4,7 +4,7 @@ const BASE = new URL(".", document.baseURI);
 const KEY_ITEM = "outrider-key";
 const TRIES = 6; // of a stream that broke, without news between them
 const FIRST_PAUSE_MS = 500; // doubles
-const SILENCE_MS = 20_000; // a router that lives says so every 5 s (router.http.heartbeat_s)
+const SILENCE_MS = 6_000; // a router that lives says so every 2 s (router.http.heartbeat_s)
 
 export const apiRoot = new URL("v1", BASE).href;
 
