@@ -17,6 +17,10 @@ async def cutting(url: str, *num_bytes: int, silently: bool = False) -> AsyncIte
     """
     host, port = url.removeprefix("http://").partition("/")[0].split(":")
     cuts = iter(num_bytes)
+    relays: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.add(asyncio.create_task(relay(reader, writer)))
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = _ALL
@@ -30,16 +34,23 @@ async def cutting(url: str, *num_bytes: int, silently: bool = False) -> AsyncIte
                 back.write(data)
 
         asking = asyncio.create_task(ask())
-        while left > 0 and (data := await there.read(512)):
-            writer.write(data[:left])
-            left -= len(data)
-            await writer.drain()
-        if silently and left <= 0:
-            await asking  # until who asks has given up
-        asking.cancel()
-        for side in (writer, back):
-            side.close()
+        try:
+            while left > 0 and (data := await there.read(512)):
+                writer.write(data[:left])
+                left -= len(data)
+                await writer.drain()
+            if silently and left <= 0:
+                await asking  # until who asks has given up
+        finally:
+            asking.cancel()
+            for side in (writer, back):
+                side.close()
 
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         port_here = server.sockets[0].getsockname()[1]
-        yield url.replace(f":{port}", f":{port_here}")
+        try:
+            yield url.replace(f":{port}", f":{port_here}")
+        finally:
+            for task in relays:
+                task.cancel()
+            await asyncio.gather(*relays, return_exceptions=True)

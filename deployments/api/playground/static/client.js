@@ -69,12 +69,14 @@ export async function* streamed(body, signal) {
 async function* attempt(body, lastId, signal) {
   const headers = { "content-type": "application/json" };
   if (lastId !== null) headers["last-event-id"] = lastId;
-  const options = { method: "POST", headers, body: JSON.stringify(body), signal };
-  const response = await ask("v1/chat/completions", options);
+  const given = new AbortController(); // up
+  const either = signal ? AbortSignal.any([signal, given.signal]) : given.signal;
+  const options = { method: "POST", headers, body: JSON.stringify(body), signal: either };
+  const response = await inTime(ask("v1/chat/completions", options), given);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await inTime(reader);
+    const { value, done } = await inTime(reader.read(), given);
     if (done) throw broken();
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
@@ -89,16 +91,18 @@ async function* attempt(body, lastId, signal) {
   }
 }
 
-// What a reader has next, or that it is silent for too long, as of a machine that is lost.
-async function inTime(reader) {
+// What comes next, or that nothing does for too long, as of a machine that is lost.
+async function inTime(next, given) {
   let timer;
   const silence = new Promise((_, fail) => {
-    timer = setTimeout(() => fail(broken()), SILENCE_MS);
+    timer = setTimeout(() => {
+      fail(broken());
+      given.abort();
+    }, SILENCE_MS);
   });
   try {
-    return await Promise.race([reader.read(), silence]);
+    return await Promise.race([next, silence]);
   } catch (error) {
-    reader.cancel().catch(() => {});
     throw error.name === "AbortError" || error instanceof Problem ? error : broken();
   } finally {
     clearTimeout(timer);
