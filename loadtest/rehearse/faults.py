@@ -13,7 +13,7 @@ from itertools import chain
 from deployments.config.applications import applications_of
 from deployments.config.explain import loading_s
 from loadtest.rehearse.kuberay import allows_eviction
-from loadtest.rehearse.manifests import HEAD, Manifests
+from loadtest.rehearse.manifests import HEAD, Manifests, Tree
 from router.limits import SessionLimits
 
 _MANY = 1_000_000  # pods: if so many do not allow an eviction, no number does
@@ -83,9 +83,7 @@ def _drains_outlast_streams(manifests: Manifests) -> Iterator[str]:
 def _streams_outlast_loading(manifests: Manifests) -> Iterator[str]:
     """Find streams that wait for a shorter time than the only target takes to load."""
     applications = applications_of(manifests.serve_config)
-    options = applications.options("Target")
-    scaling = options.get("autoscaling_config", {})
-    if options.get("num_replicas", scaling.get("min_replicas", 1)) > 1:
+    if _num_least(applications.options("Target")) > 1:
         return
     name = str(applications.section("target")["model_path"])
     takes_s = loading_s(weight_bytes(name))
@@ -97,6 +95,18 @@ def _streams_outlast_loading(manifests: Manifests) -> Iterator[str]:
         )
 
 
+def _routers_apart(manifests: Manifests) -> Iterator[str]:
+    """Find routers that Serve may put on one machine: after a drain it does, and leaves them."""
+    applications = applications_of(manifests.serve_config)
+    for name in ("Router", "Constraint"):
+        options = applications.options(name)
+        if _num_least(options) > 1 and options.get("max_replicas_per_node") != 1:
+            yield (
+                f"lose router: all {name} replicas may be on one machine, as its "
+                f"max_replicas_per_node is {options.get('max_replicas_per_node')}"
+            )
+
+
 def _keys_touch_no_gpu(manifests: Manifests) -> Iterator[str]:
     """Find models beside a router: Serve replaces all of an application when one key changes."""
     for application in manifests.serve_config["applications"]:
@@ -106,6 +116,12 @@ def _keys_touch_no_gpu(manifests: Manifests) -> Iterator[str]:
                 f"key: one of the router's replaces {' and '.join(sorted(engines))} too, as they "
                 f"are in its application, {application['name']}"
             )
+
+
+def _num_least(options: Tree) -> int:
+    """Return how many replicas a deployment has at the least."""
+    scaling = options.get("autoscaling_config", {})
+    return int(options.get("num_replicas", scaling.get("min_replicas", 1)))
 
 
 def weight_bytes(name: str) -> float:
@@ -124,5 +140,6 @@ _RULES: tuple[Callable[[Manifests], Iterator[str]], ...] = (
     _head_may_go,
     _drains_outlast_streams,
     _streams_outlast_loading,
+    _routers_apart,
     _keys_touch_no_gpu,
 )

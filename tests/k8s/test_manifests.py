@@ -134,7 +134,7 @@ def test_one_gpu_has_the_environment_that_was_tried() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("max_surge_percent: 100", "max_surge_percent: lots"),
+        ("max_replicas_per_node: 1", "max_replicas_per_node: lots"),
         ("name: Router", "nam: Router"),
         ("tensor_parallel_size: 4", "tensor_paralel_size: 4"),
         ("max_replicas: 2", "max_replicas: 0"),
@@ -203,15 +203,16 @@ def test_replicas_at_their_most_find_machines() -> None:
         assert sum(each.values()) + each["Router"] <= of_a_pod
 
 
-def test_a_pod_holds_one_router_its_successor_and_one_constraint_replica() -> None:
-    """Without room for successors a changed key would wait for a machine, without end on some."""
+def test_a_pod_holds_one_router_and_one_constraint_replica() -> None:
+    """A lost machine takes one of each. None has a surge, which would wait for further machines."""
     service = ray_service()
     overrides = applications_of(yaml.safe_load(service["spec"]["serveConfigV2"])).overrides
     deployments = {deployment["name"]: deployment for deployment in overrides}
     router = groups(service)["router"]
-    for name, num_of_a_pod in {"Router": 2, "Constraint": 1}.items():
+    for name in ("Router", "Constraint"):
         scaling = deployments[name]["autoscaling_config"]
-        assert deployments[name]["max_replicas_per_node"] == num_of_a_pod
+        assert deployments[name]["max_replicas_per_node"] == 1
+        assert deployments[name].get("max_surge_percent", 0) == 0
         assert scaling["min_replicas"] <= router["minReplicas"]
         assert scaling["max_replicas"] <= router["maxReplicas"]
 

@@ -35,6 +35,7 @@ def test_it_finds_all_of_a_first_release() -> None:
         "lose head",
         *("drain router", "drain draft", "drain target"),  # by their drain time
         "lose target",
+        *("lose router", "lose router"),  # with all routers, with all constraint replicas
         "key",
     ]
 
