@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import chain
 
 from deployments.config.applications import applications_of
 from deployments.config.explain import loading_s
@@ -16,7 +15,6 @@ from loadtest.rehearse.kuberay import allows_eviction
 from loadtest.rehearse.manifests import HEAD, Manifests, Tree
 from router.limits import SessionLimits
 
-_MANY = 1_000_000  # pods: if so many do not allow an eviction, no number does
 _DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _DRAIN_S = 30.0  # of `ray start --block` after SIGTERM, Ray 2.60
 _ENGINES = {"Target", "Draft"}
@@ -24,7 +22,7 @@ _ENGINES = {"Target", "Draft"}
 
 def faults_of(manifests: Manifests) -> list[str]:
     """Return a sentence for each outage that the manifests have in them."""
-    return list(chain.from_iterable(rule(manifests) for rule in _RULES))
+    return [fault for rule in _RULES for fault in rule(manifests)]
 
 
 def _models_awaited(manifests: Manifests) -> Iterator[str]:
@@ -53,10 +51,10 @@ def _drains_end(manifests: Manifests) -> Iterator[str]:
     """Find budgets that allow no eviction, see `allows_eviction`."""
     for budget in manifests.all_of("PodDisruptionBudget"):
         for pod in manifests.pods():
-            if not allows_eviction(budget, pod.labels, _MANY):
+            if not allows_eviction(budget, pod.labels, pod.replicas):
                 yield (
-                    f"drain {pod.group}: the budget {budget['metadata']['name']} never allows it, "
-                    "whatever is ready; only a minAvailable that is a whole number counts here"
+                    f"drain {pod.group}: the budget {budget['metadata']['name']} never allows it; "
+                    "only a minAvailable that is a whole number, below the replicas, does here"
                 )
 
 
@@ -119,9 +117,8 @@ def _keys_touch_no_gpu(manifests: Manifests) -> Iterator[str]:
 
 
 def _num_least(options: Tree) -> int:
-    """Return how many replicas a deployment has at the least."""
-    scaling = options.get("autoscaling_config", {})
-    return int(options.get("num_replicas", scaling.get("min_replicas", 1)))
+    scaling = {"min_replicas": 1, **options.get("autoscaling_config", {})}
+    return int(options.get("num_replicas", scaling["min_replicas"]))
 
 
 def weight_bytes(name: str) -> float:

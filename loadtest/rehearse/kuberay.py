@@ -114,12 +114,8 @@ class PodCluster:
             num_up = sum(1 for pod in self.of(template.group) if pod.is_running and self.is_up(pod))
             if num_up < template.replicas:
                 return False
-        return self.is_healthy and len(self._endpoints) >= self.num_reachable
-
-    @property
-    def num_reachable(self) -> int:
-        """Pods that the Service sends to, once all are ready."""
-        return sum(one.replicas for one in self.manifests.reachable())
+        num_reachable = sum(one.replicas for one in self.manifests.reachable())
+        return self.is_healthy and len(self._endpoints) >= num_reachable
 
     def state(self) -> str:
         """Say what Serve said last, and how the pods are."""

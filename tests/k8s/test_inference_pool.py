@@ -26,8 +26,7 @@ def test_it_is_of_the_pods_that_clients_reach() -> None:
 
 
 def test_what_the_picker_reads_is_on_the_page_of_metrics() -> None:
-    text = (K8S / "inference-pool" / "kustomization.yaml").read_text(encoding="utf-8")
-    names = re.findall(r"vllm:\w+", text)
+    names = re.findall(r"vllm:\w+", (K8S / "inference-pool" / "kustomization.yaml").read_text())
     assert len(names) == 3
     known = (ROOT / "deployments" / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name in names:
