@@ -27,7 +27,8 @@ class HttpConfig(Section):
         default=2.0,
         description="a stream that was sent nothing for so long, its headers included, is sent a "
         "comment line, because proxies cut silent connections, many after 60 s, and clients "
-        "know by it that the router lives; an error after the first is an event; 0: never",
+        "know by it that the router lives: the playground and deployments.streams give one up "
+        "after 6 s; an error after the first is an event; 0: never",
     )
     whole_heartbeat_s: Annotated[float, Field(ge=0)] = Field(
         default=45.0,

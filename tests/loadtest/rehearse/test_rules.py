@@ -27,6 +27,7 @@ def manifests(folder: str) -> Manifests:
 def test_pods_are_those_of_the_groups() -> None:
     pods = {pod.group: pod for pod in manifests("base").pods()}
     assert list(pods) == ["head", "router", "draft", "target"]
+    assert [pod.group for pod in manifests("overlays/one-gpu").pods()] == ["head", "gpu"]
     assert pods["router"].replicas == 2
     assert pods["head"].start["num-cpus"] == "0"  # not the container's limit
     assert pods["target"].start == {
@@ -52,10 +53,6 @@ def test_an_event_that_there_is_not_is_refused_before_anything_starts(word: str)
     chosen = choose(REHEARSE, is_quick=True, given=[f"events={word}"])
     with pytest.raises(ValueError, match=f"events: must be key:NAME=VALUE, .* got '{word}'"):
         chosen.run(lambda result: None)
-
-
-def test_one_gpu_has_one_group_beside_the_head() -> None:
-    assert [pod.group for pod in manifests("overlays/one-gpu").pods()] == ["head", "gpu"]
 
 
 def test_a_folder_that_is_none_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -69,14 +69,14 @@ export async function* streamed(body, signal) {
 async function* attempt(body, lastId, signal) {
   const headers = { "content-type": "application/json" };
   if (lastId !== null) headers["last-event-id"] = lastId;
-  const given = new AbortController(); // up
-  const either = signal ? AbortSignal.any([signal, given.signal]) : given.signal;
+  const gaveUp = new AbortController();
+  const either = signal ? AbortSignal.any([signal, gaveUp.signal]) : gaveUp.signal;
   const options = { method: "POST", headers, body: JSON.stringify(body), signal: either };
-  const response = await inTime(ask("v1/chat/completions", options), given);
+  const response = await inTime(ask("v1/chat/completions", options), gaveUp);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await inTime(reader.read(), given);
+    const { value, done } = await inTime(reader.read(), gaveUp);
     if (done) throw broken();
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
@@ -92,12 +92,12 @@ async function* attempt(body, lastId, signal) {
 }
 
 // What comes next, or that nothing does for too long, as of a machine that is lost.
-async function inTime(next, given) {
+async function inTime(next, gaveUp) {
   let timer;
   const silence = new Promise((_, fail) => {
     timer = setTimeout(() => {
       fail(broken());
-      given.abort();
+      gaveUp.abort();
     }, SILENCE_MS);
   });
   try {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from inspect import signature
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,8 @@ import pytest
 from deployments.api.http import create_app
 from deployments.api.keys import ApiKeys
 from deployments.api.playground import page
+from deployments.api.transport.settings import HttpConfig
+from deployments.streams import events
 from tests.fakes.http import ScriptedGenerator, http_service
 from tests.harness.http_clients import client_of
 from tests.harness.served_demo import mounted
@@ -97,6 +100,13 @@ async def test_other_methods_are_refused_in_words() -> None:
             answer = await client.post(path)
             assert answer.status_code == 405, path
             assert "method not allowed" in answer.json()["error"]["message"]
+
+
+def test_readers_wait_for_three_signs_of_a_router_that_lives() -> None:
+    script = (STATIC / "client.js").read_text(encoding="utf-8")
+    [silence_ms] = re.findall(r"SILENCE_MS = ([0-9_]+);", script)
+    silences_s = (float(silence_ms) / 1e3, signature(events).parameters["silence_s"].default)
+    assert silences_s == (3 * HttpConfig().heartbeat_s,) * 2
 
 
 def test_an_installation_has_the_files() -> None:
