@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_160,
     "deployments": 24_600,
     "loadtest": 29_950,
-    "tests": 72_150,
+    "tests": 72_200,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

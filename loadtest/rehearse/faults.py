@@ -70,8 +70,8 @@ def _drains_outlast_streams(manifests: Manifests) -> Iterator[str]:
     reachable = {pod.group for pod in manifests.reachable()}
     for pod in manifests.pods():
         drain_s = min(pod.grace_s, float(pod.environment.get(_DRAIN, _DRAIN_S)))
-        is_meant_to = pod.grace_s >= longest_s or pod.group in reachable
-        if pod.group != HEAD and is_meant_to and drain_s < longest_s:
+        has_streams = pod.group in reachable or pod.labels.get("outrider/role") == "target"
+        if pod.group != HEAD and has_streams and drain_s < longest_s:
             yield (
                 f"drain {pod.group}: streams may last {longest_s:g} s, and its processes are "
                 f"killed after {drain_s:g} s ({_DRAIN}, grace period {pod.grace_s:g} s)"

@@ -1,7 +1,4 @@
-"""Kubernetes and KubeRay bring the built manifests up: start, drain, loss, release.
-
-Drains, endpoints and keys are a rehearsal's rules, see `tests/loadtest/rehearse/test_faults.py`.
-"""
+"""Kubernetes and KubeRay bring the built manifests up: start, drain, loss, release."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from deployments.config.applications import applications_of
 from tests.k8s.test_manifests import Tree, built, cluster, groups
 
 FOLDERS = ("base", "overlays/one-gpu")
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -77,6 +75,12 @@ def test_kuberay_waits_for_longer_than_the_models_may_take(resources: list[Tree]
     assert limit_s >= only(resources, "Job")["spec"]["activeDeadlineSeconds"] + 45 * 60
 
 
+def test_the_service_has_an_endpoint(resources: list[Tree]) -> None:
+    """A proxy is where `proxy_location` puts it, and KubeRay's Service must not leave that out."""
+    is_on_the_head = serve_config(resources).get("proxy_location", "EveryNode") == "HeadOnly"
+    assert only(resources, "RayService")["spec"]["excludeHeadPodFromServeSvc"] is not is_on_the_head
+
+
 def test_labels_that_services_of_kuberay_select_are_left_to_it(resources: list[Tree]) -> None:
     """`outrider-head-svc` finds the head by app.kubernetes.io/name: kuberay, the default."""
     for name, template in templates(resources):
@@ -87,9 +91,26 @@ def test_labels_that_services_of_kuberay_select_are_left_to_it(resources: list[T
 # --- drains -----------------------------------------------------------------------------------
 
 
-def test_a_cluster_that_is_replaced_lets_its_streams_end_first(resources: list[Tree]) -> None:
-    longest_s = serve_config(resources)["http_options"]["request_timeout_s"]
-    assert only(resources, "RayService")["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
+def test_no_budget_counts_pods_that_kubernetes_cannot_count(resources: list[Tree]) -> None:
+    """Without the subresource `scale` only a whole number in `minAvailable` allows any eviction."""
+    service = only(resources, "RayService")
+    for budget in (r for r in resources if r["kind"] == "PodDisruptionBudget"):
+        spec = budget["spec"]
+        assert "maxUnavailable" not in spec
+        assert isinstance(spec["minAvailable"], int)
+        role = spec["selector"]["matchLabels"]["outrider/role"]
+        assert spec["minAvailable"] < groups(service)[role]["minReplicas"], "no drain would end"
+
+
+def test_a_pod_that_ends_lets_its_streams_end_first(resources: list[Tree]) -> None:
+    service, config = only(resources, "RayService"), serve_config(resources)
+    longest_s = config["http_options"]["request_timeout_s"]
+    for name, template in templates(resources):
+        drain_s = int(environment(container_of(template))[DRAIN])
+        assert drain_s > longest_s, name
+        if name not in ("head", "draft"):  # no stream ends with those
+            assert template["spec"]["terminationGracePeriodSeconds"] > drain_s, name
+    assert service["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
 
 
 def test_clients_come_to_routers_alone() -> None:

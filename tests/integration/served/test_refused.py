@@ -69,7 +69,7 @@ def test_each_application_says_what_it_lacks_and_the_check_says_all(tmp_path: Pa
 
 
 def refused_twice(config: str, sentence: re.Pattern[str], folder: Path) -> tuple[str, str]:
-    """What `serve run`, which ends, and `--check` say of a config that cannot be served here."""
+    """Return what `serve run`, which ends, and `--check` say of a config that fits nowhere here."""
     with started(ROOT / "configs" / f"{config}.yaml") as service:
         shown = wait_for(sentence, service)[0]
         assert service.process.wait(LIMIT_S) not in (0, None)

@@ -49,9 +49,17 @@ def test_the_manifests_have_none(folder: str) -> None:
     assert faults_of(manifests(folder)) == []
 
 
+def test_a_target_that_is_killed_before_its_streams_end_is_found() -> None:
+    found = manifests("base")
+    [target] = [pod for pod in found.pods() if pod.group == "target"]
+    target.spec["terminationGracePeriodSeconds"] = 90
+    assert [one.partition(":")[0] for one in faults_of(found)] == ["drain target"]
+
+
 def test_it_says_which_value_and_which_limit() -> None:
     found = " ".join(faults_of(before("base")))
     for words in (
+        "the budget outrider-router never allows it",
         "streams may last 900 s, and its processes are killed after 30 s",
         "takes some 174 s to load, and streams wait router.timeouts.failover_s = 120 s",
         "replaces Draft and Target too, as they are in its application, outrider",

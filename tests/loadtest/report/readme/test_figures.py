@@ -90,6 +90,11 @@ def test_a_peers_draft_model_and_its_n_grams_have_columns_of_their_own() -> None
     assert any("(draft k=8)" in row and "| - |" in row for row in rows)
 
 
+def test_a_result_that_is_not_there_is_no_figure() -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        Result.load("nowhere", ROOT)
+
+
 def test_a_single_gap_over_the_limit_is_missed_although_its_median_is_not() -> None:
     def widen(content: dict[str, Any]) -> None:
         for line in content["lines"]:
