@@ -9,12 +9,14 @@ from pathlib import Path
 
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
+from deployments.engine.spare import METRICS as SPARE
 from deployments.engine.swap_meters import SwapMeters
 from deployments.ingress.charges import Charges
 from deployments.ingress.loss_metrics import LossMetrics
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
+from deployments.serve.metrics import Table
 from router.gains import PlannerStats
 from router.remote.losses import Losses
 
@@ -34,6 +36,7 @@ _COLUMNS = "| metric | kind | further labels | measures |\n|---|---|---|---|\n"
 _PROCESSES: dict[str, tuple[str, ...]] = {
     "Router": ("model_name",),
     "Target and Draft": ("model_name", "engine"),
+    "Target with a spare": ("model_name", "engine"),
     "Draft": ("model_name", "engine"),
     "Constraint": ("model_name", "engine"),
 }
@@ -42,7 +45,7 @@ _PROCESSES: dict[str, tuple[str, ...]] = {
 def declared() -> dict[str, list[Declaration]]:
     """Return the declarations of all metrics, by the process that has them."""
     found: dict[str, list[Declaration]] = {process: [] for process in _PROCESSES}
-    router, engine, draft, constraint = (
+    router, engine, spare, draft, constraint = (
         Meters(dict.fromkeys(labels, ""), found[process].append)
         for process, labels in _PROCESSES.items()
     )
@@ -51,6 +54,7 @@ def declared() -> dict[str, list[Declaration]]:
     LossMetrics(router, Losses())
     PlanningMetrics(router, PlannerStats(), dict, {})
     EngineMeters(engine)
+    Table(spare, SPARE)
     SwapMeters(draft)
     ConstraintMeters(constraint)
     return found

@@ -137,6 +137,10 @@ class RankBytes:
         """Both."""
         return self.weights + self.kv
 
+    def with_spare(self) -> RankBytes:
+        """Return what a GPU holds of a rank and its spare, which share nothing there."""
+        return RankBytes(weights=2 * self.weights, kv=2 * self.kv)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
@@ -233,8 +237,9 @@ def memory_faults(
             on_cpu += taken.total * num_ranks
             faults += _too_large_for_a_node(section, model, taken, placement, cluster)
         elif cluster.gpu_bytes:
+            taken = taken.with_spare() if model.spare else taken
             on_gpu += taken.total * num_ranks
-            faults += _too_large_for_a_gpu(section, taken, cluster)
+            faults += _too_large_for_a_gpu(section, model, taken, cluster)
     return faults or _too_large_together(on_cpu, on_gpu, cluster)
 
 
@@ -253,12 +258,15 @@ def _too_large_for_a_node(
     return [Fault(section, text, "memory")]
 
 
-def _too_large_for_a_gpu(section: str, taken: RankBytes, cluster: Cluster) -> list[Fault]:
+def _too_large_for_a_gpu(
+    section: str, model: ModelConfig, taken: RankBytes, cluster: Cluster
+) -> list[Fault]:
     largest = max(cluster.gpu_bytes)
     if taken.total <= largest:
         return []
+    who = "a rank and its spare take" if model.spare else "a rank takes"
     text = (
-        f"a rank takes {gigabytes(taken.total)} of weights and KV, the largest GPU has "
+        f"{who} {gigabytes(taken.total)} of weights and KV, the largest GPU has "
         f"{gigabytes(largest)}"
     )
     return [Fault(section, text, "memory")]

@@ -60,6 +60,7 @@ class RankReport:
     num_graphs: int
     graph_bytes: int
     pid: int
+    weights: str = ""  # path of weights that its spare may share; "": it may not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,25 +149,30 @@ class Rank:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # torch has not looked yet
         refuse_without_room(self._model)
 
-    def load(self, meeting: str = "") -> RankReport:
+    def load(self, meeting: str = "", weights: str = "") -> RankReport:
         """Load the model, and on the leader bind the link. Call once, before `run_loop`.
 
         The leader of several ranks returns when all others are in `run_loop`.
 
         Args:
             meeting: where ranks meet, see `meet`; unused by a rank that is alone.
+            weights: of the rank whose spare this is, by its report; "": its own.
 
         Raises:
-            ValueError: the checkpoint cannot be served.
+            ValueError: the checkpoint cannot be served, or is not the one that the other has.
             RuntimeError: another rank is gone.
         """
+        from models.cpu.shared_weights import SharedWeights, weights_in
         from models.engine.runner import ModelRunner
 
         started_s = time.monotonic()
         ranks = None
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
-        runner = self._runner = ModelRunner(self._model, ranks)
+        is_shared = self._model.spare and self._model.device == "cpu"
+        memory = SharedWeights(weights) if is_shared else None
+        with weights_in(memory):
+            runner = self._runner = ModelRunner(self._model, ranks)
         grant = self._listen(runner) if self._rank == 0 else None
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
         return RankReport(
@@ -179,6 +185,7 @@ class Rank:
             num_graphs=runner.graphs.num_graphs,
             graph_bytes=runner.graphs.num_bytes,
             pid=os.getpid(),
+            weights="" if memory is None else memory.path,
         )
 
     def run_loop(self) -> None:

@@ -1,11 +1,12 @@
 """The Serve deployments Draft and Target: a coordinator that owns a model's rank processes.
 
 The coordinator holds no model and no GPU. It starts the ranks in its replica's placement group,
-watches them (`rank_group`), answers health checks, and hands out leases. When a rank is lost the
-coordinator ends the others and then its own process. Every lease then fails at once, routers'
-handles stop choosing the replica at once, and Serve starts a new one. Refused leases and failed
-health checks would leave an idle-looking replica instead. It would attract all new leases until the
-next check. Messages of sessions never pass through here.
+watches them (`rank_group`), answers health checks, and hands out leases. If a rank is lost, a spare
+model (`spare`) takes over, and sessions lease that. If there is none, the coordinator ends the
+other ranks and then its own process. Every lease then fails at once, routers' handles stop choosing
+the replica at once, and Serve starts a new one. Refused leases and failed health checks would leave
+an idle-looking replica instead. It would attract all new leases until the next check. Messages of
+sessions never pass through here.
 
 A draft model may be swapped while it serves (`swap`). The other one's ranks run beside the first's
 until it takes over or is dropped. A lease stays with the model that it was given by.
@@ -37,6 +38,8 @@ from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, AdmissionRefused,
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
 from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
+from deployments.engine.spare import METRICS as SPARE_METRICS
+from deployments.engine.spare import Spare
 from deployments.engine.swap import DraftSwap
 from deployments.engine.swap_meters import SwapMeters
 from deployments.link.leases import LeaseKey
@@ -44,6 +47,7 @@ from deployments.serve.errors import first_line
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
+from deployments.serve.metrics import Table
 from deployments.serve.page import Page, replica_name
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
@@ -53,6 +57,8 @@ from models.text.vocabulary import read_vocabulary
 logger = logging.getLogger("ray.serve")
 
 Result = TypeVar("Result")
+
+_LOADING_ERRORS = (RayError, TimeoutError, ValueError)
 
 
 class EngineReplica:
@@ -86,16 +92,19 @@ class EngineReplica:
         self._is_serving = False
         self._loading: LoadedModel | None = None
         first = await self._load(model)
-        self._models = DraftSwap(
-            first, self._load_beside, (RayError, TimeoutError, ValueError), self._begin_anew
-        )
+        self._models = DraftSwap(first, self._load_wanted, _LOADING_ERRORS, self._begin_anew)
         self._describe()
+        self._spare: Spare[LoadedModel] | None = None
+        if model.spare:
+            table = Table(meters, SPARE_METRICS)
+            self._spare = Spare(self._load_spare, _LOADING_ERRORS, table.follow)
 
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant | LeaseRefused, None]:
         """Admit one session: yields where to reach the leader, then stays open with the lease.
         It ends at once with a refusal where the leader's pass may hang.
 
-        Ends when the session idles out at the leader; the caller ends it by cancelling.
+        Ends when the session idles out at the leader, and with a refusal when the model is lost;
+        the caller ends it by cancelling.
         """
         model = self._models.serving
         admission = self._in_own_context(model.admit(request))
@@ -108,6 +117,8 @@ class EngineReplica:
                 return
             yield replace(model.grant, replica=replica_name(), vocabulary=self._vocabulary)
             await model.ended(key)
+            if model.lost:  # and its spare serves: the session leases that, and counts the loss
+                yield LeaseRefused(replica=replica_name(), reason=model.lost)
         finally:
             # Also when the lease was cancelled before the leader had answered.
             admission.add_done_callback(partial(_release, model))
@@ -157,7 +168,7 @@ class EngineReplica:
         """Counters for tests and status pages."""
         async with asyncio.timeout(CONTROL_TIMEOUT_S):
             stats = await self._in_own_context(self._models.serving.stats())
-        return {
+        counters: dict[str, float] = {
             "num_sessions": stats.num_sessions,
             "num_steps": stats.num_steps,
             "num_leases": self._num_leases(),
@@ -165,6 +176,10 @@ class EngineReplica:
             "num_waiting_tokens": stats.load.num_waiting_tokens,
             "rank_pid": self._models.serving.ranks.pids[0],
         }
+        if self._spare is not None:
+            spare = self._spare.model
+            counters["spare_pid"] = 0 if spare is None else spare.ranks.pids[0]
+        return counters
 
     async def rank_pids(self) -> list[int]:
         """Processes of the ranks, the leader's first."""
@@ -173,19 +188,33 @@ class EngineReplica:
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; the ranks go with it."""
         self._is_stopping = True
-        models: DraftSwap[LoadedModel] | None = getattr(self, "_models", None)
-        loading: LoadedModel | None = getattr(self, "_loading", None)
-        for model in (loading, *([] if models is None else models.models)):
-            if model is not None:
-                model.ranks.kill()
+        for model in self._all_models():
+            model.ranks.kill()
 
     def _in_own_context(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work` so that Ray does not take its calls for those of the current request."""
         return asyncio.get_running_loop().create_task(work, context=self._own_context)
 
-    async def _load_beside(self, wanted: WantedDraft) -> LoadedModel:
+    def _all_models(self) -> list[LoadedModel]:
+        """Return all that have processes, at any time of this object's life."""
+        models: DraftSwap[LoadedModel] | None = getattr(self, "_models", None)
+        loading: LoadedModel | None = getattr(self, "_loading", None)
+        found = (loading, self._spare_model(), *([] if models is None else models.models))
+        return [model for model in found if model is not None]
+
+    def _spare_model(self) -> LoadedModel | None:
+        spare: Spare[LoadedModel] | None = getattr(self, "_spare", None)
+        return None if spare is None else spare.model
+
+    async def _load_wanted(self, wanted: WantedDraft) -> LoadedModel:
+        return await self._load_beside(wanted.model)
+
+    async def _load_spare(self) -> LoadedModel:
+        return await self._load_beside(self._model)
+
+    async def _load_beside(self, config: ModelConfig) -> LoadedModel:
         try:
-            return await self._load(wanted.model, self._models.serving)
+            return await self._load(config, self._models.serving)
         except RayError as error:
             raise ValueError(first_line(error)) from error
 
@@ -242,15 +271,23 @@ class EngineReplica:
     def _note_loss(self, model: LoadedModel) -> None:
         """Note the loss of a model.
 
-        If it serves, the replica ends with it; of another one the swap is told.
+        If it serves, its spare takes over, or else the replica ends with it. Of another one the
+        swap and the spare are told.
         """
         if self._is_stopping:
             return
         if model is not self._models.serving:
             logger.error("%s: %s is lost: %s", self._kind, model.path, model.lost)
+            if self._spare is not None:
+                self._spare.note_loss(model)
+            return
+        spare = None if self._spare is None else self._spare.take()
+        if spare is not None:
+            logger.error("%s: the model is lost, its spare takes over: %s", self._kind, model.lost)
+            self._models.take_over(spare)
             return
         logger.error("%s: the model is lost, replica ends: %s", self._kind, model.lost)
-        for one in self._models.models:
+        for one in self._all_models():
             one.ranks.kill()
         logging.shutdown()
         os._exit(1)

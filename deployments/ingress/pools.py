@@ -76,7 +76,7 @@ class ServeLease(Generic[Request, Reply]):
         message = "the lease's stream failed"
         reason: LossReason = "gone"
         try:
-            await anext(self._stream)
+            message = f"the replica lost its model: {(await anext(self._stream)).reason}"
         except StopAsyncIteration:
             message, reason = "the replica ended the lease", "ended"
         except CALL_ERRORS as error:

@@ -57,10 +57,12 @@ def _freed_s(terms: Terms) -> float:
     return 30.0 if set(EDGE_KINDS).isdisjoint(terms.kinds) else 180.0
 
 
-def _with_replicas(config: Config, terms: Terms) -> None:
+def _as_asked(config: Config, terms: Terms) -> None:
     for deployment in config["applications"][0]["deployments"]:
         if terms.replicas and deployment["name"] in ("Target", "Constraint"):
             deployment["num_replicas"] = terms.replicas
+    if terms.spare:
+        config["applications"][0]["args"]["target"]["spare"] = True
 
 
 # SIGKILL and SIGSTOP to every kind of process. Clients of a proxy or router that dies go on
@@ -73,13 +75,24 @@ FAULTS = Trial(
         "signals": tuple(SIGNALS),
         "streams": 8,  # free ones, and as many constrained
         "replicas": 0,  # of Target and of Constraint; 0: as the config has
+        "spare": 0,  # 1: the target has one; 0: as the config has
+        "gap_s": 1.0,  # longest in a stream, but for a lost target
+        "target_gap_s": 3.0,
         "seed": 0,
     },
     quick={"kinds": ("target-rank",), "signals": ("KILL",), "streams": 2},
-    place=Place(change=_with_replicas),
+    place=Place(change=_as_asked),
     loads=streams,
     events=_calm_and_strikes,
     after=(nothing_held(_freed_s),),
+    claims=(
+        *(
+            Limit(way=f"{kind} *", measure="longest_gap_s", at_most="gap_s", by=max)
+            for kind in KINDS
+            if not kind.startswith("target-")
+        ),
+        Limit(way="target-*", measure="longest_gap_s", at_most="target_gap_s", by=max),
+    ),
     allows_refusals=True,  # before any text: nobody stands in for the only target that loads
 )
 

@@ -23,7 +23,7 @@ from ray.serve.context import _set_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-INGRESS = "Router"
+INGRESS, TARGET = "Router", "Target"
 
 EDGE_KINDS = ("proxy", "router")  # clients are connected to them
 KINDS = (  # that may be killed
@@ -48,6 +48,7 @@ _ACTOR_KINDS = {
 _CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.constraint.canary"})
 _HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
+_SPARE_LIMIT_S = 300.0
 _POLL_S = 0.2
 
 
@@ -128,6 +129,7 @@ class FaultService:
         self._served = served
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._expected: dict[str, int] = {}
+        self._has_spare = False
 
     @property
     def base_url(self) -> str:
@@ -148,7 +150,7 @@ class FaultService:
                 for name in status.deployments
                 if name != INGRESS
             }
-            self._expected = {kind: len(found) for kind, found in self.parts().items()}
+            self._note_whole()
         except BaseException:
             leave_ray()  # or this process ends with that Ray
             raise
@@ -169,6 +171,28 @@ class FaultService:
                         _append(found["constraint-child"], child.pid)
         return found
 
+    def victims(self, kind: str) -> list[psutil.Process]:
+        """Return the processes of a kind that may be struck: of a target's ranks, not a spare's."""
+        spares = self._spare_pids() if self._has_spare else []
+        return [process for process in self.parts()[kind] if process.pid not in spares]
+
+    def _spare_pids(self) -> list[float]:
+        """Return the spares of the targets that are to have one; 0: it is not ready."""
+        if TARGET not in self._handles:
+            return []
+        found = self._handles[TARGET].broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S)
+        return [stats["spare_pid"] for stats in found if "spare_pid" in stats]
+
+    def _missing_spares(self) -> str:
+        """Return how many spares are not ready, for people; "" if none is missing."""
+        if not self._has_spare:
+            return ""
+        try:
+            number = self._spare_pids().count(0)
+        except (RayError, RayServeException, TimeoutError) as error:
+            return f"no counters to be had: {error}"
+        return f"{number} spares of the target" if number else ""
+
     def missing(self) -> str:
         """Return the difference from the start, for people; "" if the service is whole.
 
@@ -181,7 +205,7 @@ class FaultService:
             for process in parts[kind]:
                 if is_stopped(process):
                     return f"{kind} {process.pid} is stopped"
-        return unhealthy()
+        return unhealthy() or self._missing_spares()
 
     def wait_deployed(self, limit_s: float) -> None:
         """Wait until the last config is in force; what runs then counts as whole.
@@ -190,6 +214,12 @@ class FaultService:
             TimeoutError: it has not after `limit_s`.
         """
         _wait(unhealthy, limit_s)
+        self._note_whole()
+
+    def _note_whole(self) -> None:
+        """Take what runs now for whole, once the spares are there that targets are to have."""
+        self._has_spare = bool(self._spare_pids())
+        _wait(self._missing_spares, _SPARE_LIMIT_S)
         self._expected = {kind: len(found) for kind, found in self.parts().items()}
 
     def stats(self) -> dict[str, list[dict[str, float]]]:

@@ -99,7 +99,7 @@ class Strike(Event):
 
     def happen(self, scene: Scene) -> Mapping[str, float]:
         """See `Event`."""
-        victim = scene.rng.choice(scene.watched.parts()[self.kind])
+        victim = scene.rng.choice(scene.watched.victims(self.kind))
         struck_s = time.monotonic()
         victim.send_signal(SIGNALS[self.signal])
         ended_by = self._await_end(scene, victim, struck_s)

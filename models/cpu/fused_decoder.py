@@ -23,6 +23,7 @@ from models.cpu.batch import CpuPass, LaneStorage
 from models.cpu.decoder_layer import HIDDEN, Layer, norm_of, take_apart
 from models.cpu.layer_program import LayerProgram
 from models.cpu.product import KernelLinear
+from models.cpu.shared_weights import kept
 from models.layers.family import like_of, rotary_tables
 from models.layers.linear import MakeLinear
 
@@ -50,7 +51,7 @@ class FusedDecoder:
         make_linear: MakeLinear = KernelLinear,
     ) -> None:
         inner: Any = model.model
-        self.embedding: Tensor = inner.embed_tokens.weight.detach()
+        self.embedding: Tensor = kept(inner.embed_tokens.weight.detach())
         self.tables = rotary_tables(inner.rotary_emb, num_positions, like_of(model))
         self.num_threads = num_threads
         final_norm = norm_of(inner.norm)

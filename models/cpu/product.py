@@ -16,6 +16,7 @@ from models.cpu.kernels.compiling import Call
 from models.cpu.kernels.matrix import INPUTS_A_STEP, has_matrix_registers
 from models.cpu.kernels.tile import PANEL
 from models.cpu.ops import PassTable, buffer, new_step
+from models.cpu.shared_weights import kept
 from models.layers.quantization import quantize_weight
 
 # Numbers of a product from which on it is divided among threads.
@@ -80,7 +81,7 @@ class KernelLinear(nn.Module):
         self._bias = (
             None if bias is None else self._in_panels(bias.detach().float()[:, None]).flatten()
         )
-        self._panels = _paired(self._in_panels(weight))
+        self._panels = kept(_paired(self._in_panels(weight)))
         self._table = PassTable()
         self._call = self.step(self._table, buffer(0), buffer(1), Epilogue())
 

@@ -22,6 +22,7 @@ from router.drafters.registry import DRAFTERS
 
 DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 TARGET = "target"
+_SHARE_WITH_SPARE = 0.5  # of a GPU's memory, for each of two
 
 
 class LeaseConfig(Section):
@@ -45,11 +46,27 @@ class ModelConfig(LeaseConfig, EngineConfig):
         default=64,
         description="sessions (leases) that one replica holds at once, some to spare for /health",
     )
+    spare: bool = Field(
+        default=False,
+        description="of a target: a second process (or ranks) loads the model beside the first, "
+        "serves nobody, and takes over when that is lost; on a CPU both read one copy of the "
+        "weights, GPUs need room for weights and KV twice",
+    )
     step_timeout_s: PositiveFloat = Field(
         default=120.0,
         description="one pass may take so long, then the replica is replaced; a quarter, and at "
         "least stall_timeout_s, where it is 5 times what passes of its size took",
     )
+
+    @model_validator(mode="after")
+    def _check_spare(self) -> Self:
+        share = self.gpu_memory_utilization
+        if self.spare and share is not None and share > _SHARE_WITH_SPARE:
+            raise ValueError(
+                f"gpu_memory_utilization must be at most {_SHARE_WITH_SPARE} with a spare, which "
+                f"takes as much again, got {share}"
+            )
+        return self
 
 
 class LinkConfig(Section):
@@ -99,6 +116,8 @@ class Models(Section):
                 raise ValueError(f"{section}.heads: only a target drafts by heads")
             if model.early_exit is not None:
                 raise ValueError(f"{section}.early_exit: only a target drafts by its first layers")
+            if model.spare:
+                raise ValueError(f"{section}.spare: only a target has one, streams outlive a draft")
         return self
 
     @field_validator("drafts")

@@ -44,9 +44,11 @@ PROMPT = [11, 12, 13, 14]
 LINK = LinkConfig(host="loopback")
 
 
-def model(name: str) -> ModelConfig:
+def model(name: str, *, spare: bool = False) -> ModelConfig:
     path = str(DEMO / name)
-    return ModelConfig(model_path=path, max_model_len=256, kv_cache_tokens=2048, max_num_seqs=8)
+    return ModelConfig(
+        model_path=path, max_model_len=256, kv_cache_tokens=2048, max_num_seqs=8, spare=spare
+    )
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,48 @@ async def test_killed_draft_is_noticed_and_comes_back(links: LinkClient) -> None
     assert noticed_s < 5.0, "the routers must not wait for a time-out"
     assert (await propose(lease, "d")).tokens == proposal.tokens
     await lease.release()
+
+
+async def test_a_spare_takes_over_in_the_replica_of_a_killed_target(links: LinkClient) -> None:
+    application = bind_engine("Spared", "target", model("target", spare=True), LINK)
+    serve.run(application, name="spared", route_prefix=None, blocking=False)
+    target = handle("Spared")
+    pool = engine_pool(target, links)
+    texts, replicas = [], set()
+    for name in ("first", "second", "third"):
+        spare = await ready_spare(target)
+        leases = [await pool.lease(f"{name}{n}", timeout_s=WAIT_S) for n in range(2)]
+        replicas.add(leases[0].grant.replica)
+        send_open(leases[0], f"{name}0")
+        send_verify(leases[0], f"{name}0", run_on=8)
+        texts.append(await tokens_of(leases[0]))
+        stats = await target.stats.remote()
+        if name == "third":  # a spare's death is nobody's business
+            os.kill(int(spare), signal.SIGKILL)
+            assert await ready_spare(target, but=spare)
+            assert (await target.stats.remote())["rank_pid"] == stats["rank_pid"]
+            continue
+        waiting = [asyncio.create_task(receive(lease)) for lease in leases]
+        os.kill(int(stats["rank_pid"]), signal.SIGKILL)
+        for task in waiting:
+            with pytest.raises(LinkLost) as lost:
+                await task
+            assert lost.value.reason == "gone", "it counts against what the session asked"
+        assert (await target.stats.remote())["rank_pid"] == spare
+        for lease in leases:
+            await lease.release()
+    assert texts[0] == texts[1] == texts[2]
+    assert len(replicas) == 1, "the replica was replaced"
+    serve.delete("spared")
+
+
+async def ready_spare(target: Any, but: float = 0) -> float:
+    """Wait until a target has a spare, another one than `but`; its process."""
+    deadline = time.monotonic() + WAIT_S
+    while (pid := (await target.stats.remote())["spare_pid"]) in (0, but):
+        assert time.monotonic() < deadline, "no spare was loaded"
+        await asyncio.sleep(0.1)
+    return float(pid)
 
 
 async def propose(lease: EngineLease, session_id: str) -> Proposal:
