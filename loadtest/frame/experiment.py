@@ -380,5 +380,8 @@ def _cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the median of the ratios turn by turn; of events, which have no turns, of medians."""
+    if len(above) != len(below):
+        above, below = [statistics.median(above)], [statistics.median(below)]
     pairs = zip(above, below, strict=True)
     return statistics.median(one / other if other else 0.0 for one, other in pairs)
