@@ -24,7 +24,7 @@ class SessionLimits(Section):
     """Limits of every wait of a session, and of its losses."""
 
     queue_wait_s: PositiveFloat = Field(
-        default=10.0,
+        default=15.0,  # above stall_timeout_s: a target that hangs is found first
         description="for a place in the router, then 429; then for a lease on a target, then 503; "
         "a request that would most likely wait for more than half of it gets 429 at once",
     )

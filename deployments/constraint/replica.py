@@ -86,6 +86,7 @@ class ConstraintReplica:
         self._server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(
             ConstraintRequest, self._on_messages, host=host, high_water_mark=link.high_water_mark
         )
+        self._server.on_renewed = self._leases.renew
         self._server.start()
         self._grant = LeaseGrant(endpoint=self._server.endpoint, replica=replica_name())
         self._sweeping = asyncio.create_task(self._sweep(), name="sweep-leases")

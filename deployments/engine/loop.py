@@ -184,6 +184,10 @@ class EngineLoop:
         """Drop these from `ended`. Idempotent."""
         self._leases.acknowledge(leases)
 
+    def renew(self, session_ids: Iterable[str]) -> None:
+        """See `LeaseBook.renew`."""
+        self._leases.renew(session_ids)
+
     def stop(self) -> None:
         """Make `run` return soon. Idempotent."""
         self._stopping.set()

@@ -216,6 +216,7 @@ class Rank:
             idle_timeout_s=self._model.lease_idle_timeout_s,
             keep_alive=runner.keep_alive,
         )
+        server.on_renewed = self._loop.renew
         return LeaseGrant(
             endpoint=server.endpoint,
             asker_key=masks.public_key,

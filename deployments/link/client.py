@@ -23,8 +23,10 @@ from deployments.link.frames import (
     SILENCE_TIMEOUT_S,
     FrameCodec,
     KeyPair,
+    Renew,
     configure_client,
 )
+from deployments.link.leases import RENEWAL_S
 from deployments.link.mailbox import Mailbox
 from models.protocol.errors import LossReason, Unavailable
 from models.protocol.messages import Endpoint
@@ -93,6 +95,7 @@ class _Connection:
         self._watching = asyncio.create_task(self._watch(), name=f"watch {endpoint.address}")
         self._receiving = asyncio.create_task(self._receive(), name=f"link {endpoint.address}")
         self._receiving.add_done_callback(self._on_deaf)
+        self._renewing = asyncio.create_task(self._renew(), name=f"renew {endpoint.address}")
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def open(self, session_id: str) -> LinkChannel[Any, Any]:
@@ -101,6 +104,7 @@ class _Connection:
             self._idle_timer = None
         channel: LinkChannel[Any, Any] = LinkChannel(self, session_id)
         self._channels[session_id] = channel
+        self.send(Renew(session_ids=[session_id]))  # from now on the lease ends without
         return channel
 
     def forget(self, session_id: str, channel: LinkChannel[Any, Any]) -> None:
@@ -123,6 +127,7 @@ class _Connection:
             self._idle_timer.cancel()
         self._receiving.cancel()
         self._watching.cancel()
+        self._renewing.cancel()
         self._close_sockets()
         for channel in list(self._channels.values()):
             channel.mark_lost(reason, "silent")
@@ -141,7 +146,8 @@ class _Connection:
             self._client.drop(self.endpoint, f"the link failed: {error}")
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(self._receiving, self._watching, return_exceptions=True)
+        tasks = (self._receiving, self._watching, self._renewing)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         """Give the endpoint up when it is not connected for too long.
@@ -163,6 +169,13 @@ class _Connection:
                 deadline = now() + self._reconnect_limit_s
         logger.warning("link %s: no sign of life", self.endpoint.address)
         self._client.drop(self.endpoint, "the process at the other end is silent")
+
+    async def _renew(self) -> None:
+        """Say now and then which sessions are here: the leases of others end soon."""
+        while True:
+            await asyncio.sleep(RENEWAL_S)
+            if self._channels:
+                self.send(Renew(session_ids=list(self._channels)))
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []

@@ -38,6 +38,12 @@ _HEARTBEAT_S = 2.0
 Message = TypeVar("Message")
 
 
+class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
+    """Says which sessions' leases their holder still wants. Belongs to links, not to engines."""
+
+    session_ids: list[str]
+
+
 class FrameCodec(Generic[Message]):
     """Encodes frames of any message type and decodes frames of one union of types.
 

@@ -1,10 +1,11 @@
 """The leases of one replica: which sessions hold one, which are idle, and which leases have ended.
 
-A session has one lease at a time. It ends in one of three ways:
+A session has one lease at a time. It ends in one of four ways:
 
     release       its holder let go            the session is freed
     a newer one   the same session, again      the holder of the old one hears of it by `ended`
     idling        nothing came for too long    both
+    no renewal    its holder is stopped, or cut off, so it says no more that it wants the lease
 
 Freed sessions are in `take_freed` until they are taken. Ended leases are in `ended` until they are
 acknowledged, because the answer that reports them may be lost. Apart from `end_idle`, every method
@@ -22,6 +23,9 @@ from dataclasses import dataclass
 LeaseKey = tuple[str, int]  # session id, lease id
 
 _SWEEP_PERIOD_S = 1.0  # idle sessions are looked for this often
+RENEWAL_S = 3.0  # between two renewals by a holder
+_UNRENEWED_S = 5 * RENEWAL_S
+_LATE = 5.0  # times its period
 
 
 @dataclass(slots=True)
@@ -29,6 +33,7 @@ class _Lease:
     lease_id: int
     last_seen_s: float
     has_spoken: bool = False
+    renewed_s: float = math.inf  # when its holder last wanted it; infinite: it never said
 
 
 class LeaseBook:
@@ -59,7 +64,7 @@ class LeaseBook:
         self.num_granted = 0  # since the start
         self._freed: list[str] = []
         self._ended: dict[LeaseKey, None] = {}  # in order
-        self._next_sweep_s = -math.inf
+        self._swept_s = -math.inf
         self.sweep_period_s = min(_SWEEP_PERIOD_S, idle_timeout_s / 2)
 
     def __contains__(self, session_id: str) -> bool:
@@ -98,23 +103,36 @@ class LeaseBook:
                 lease.last_seen_s = now_s
                 lease.has_spoken = True
 
+    def renew(self, session_ids: Iterable[str]) -> None:
+        """The holder of these sessions' leases still wants them."""
+        now_s = self._clock()
+        for session_id in session_ids:
+            lease = self._leases.get(session_id)
+            if lease is not None:
+                lease.renewed_s = now_s
+
     def end_idle(self) -> list[str]:
-        """End the leases of idle sessions, unless that was done within `sweep_period_s`.
+        """End the leases that are idle or not renewed, unless that was done just now.
+
+        A sweep that comes late proves nothing: what came meanwhile may not have been read yet.
 
         Returns:
             The sessions whose leases ended here.
         """
         now_s = self._clock()
-        if now_s < self._next_sweep_s:
+        since_s = now_s - self._swept_s
+        if since_s < self.sweep_period_s:
             return []
-        self._next_sweep_s = now_s + self.sweep_period_s
+        self._swept_s = now_s
+        is_late = since_s > _LATE * self.sweep_period_s
         work_idle_s = self._idle_s()
         idle = []
         with self._lock:
             for session_id, lease in list(self._leases.items()):
                 idle_s = now_s - lease.last_seen_s
                 limit_s = self._idle_timeout_s if lease.has_spoken else self._first_message_s
-                if min(idle_s, work_idle_s.get(session_id, idle_s)) > limit_s:
+                is_idle = min(idle_s, work_idle_s.get(session_id, idle_s)) > limit_s
+                if is_idle or (now_s - lease.renewed_s > _UNRENEWED_S and not is_late):
                     del self._leases[session_id]
                     self._freed.append(session_id)
                     self._ended[session_id, lease.lease_id] = None

@@ -23,6 +23,7 @@ from deployments.link.frames import (
     FrameCodec,
     Gatekeeper,
     KeyPair,
+    Renew,
     configure_server,
 )
 from models.protocol.messages import Endpoint
@@ -50,12 +51,16 @@ class _Bound(Generic[Request]):
         request_type: union of the message types that peers may send.
         host: address to bind to.
         high_water_mark: frames queued per peer and direction.
+
+    Attributes:
+        on_renewed: called with the sessions whose leases a peer renews.
     """
 
     def __init__(
         self, context: zmq.Context[Any], request_type: Any, *, host: str, high_water_mark: int
     ) -> None:
-        self._codec: FrameCodec[Request] = FrameCodec(request_type)
+        self._codec: FrameCodec[Request | Renew] = FrameCodec(request_type | Renew)
+        self.on_renewed: Callable[[list[str]], None] = lambda session_ids: None
         self._allowed = AllowList()
         self._context = context
         # The authenticator's thread needs plain sockets, whatever the context makes.
@@ -78,6 +83,16 @@ class _Bound(Generic[Request]):
     def num_dropped_frames(self) -> int:
         """Frames that were malformed, or that their receiver failed at, since the start."""
         return self._codec.num_dropped
+
+    def _requests(self, part: bytes) -> list[Request]:
+        """Return the messages of a frame; renewals go to `on_renewed`."""
+        requests: list[Request] = []
+        for message in self._codec.decode(part):
+            if isinstance(message, Renew):
+                self.on_renewed(message.session_ids)
+            else:
+                requests.append(message)
+        return requests
 
     def _unbind(self) -> None:
         """Close the socket and end the authentication thread. Idempotent."""
@@ -117,7 +132,7 @@ class LinkServer(_Bound[Request]):
             except zmq.Again:
                 break
             for part in parts:
-                received.extend((peer, message) for message in self._codec.decode(part))
+                received.extend((peer, message) for message in self._requests(part))
         return received
 
     def send(self, replies: Iterable[tuple[Peer, Any]]) -> None:
@@ -185,7 +200,7 @@ class AsyncLinkServer(_Bound[Request]):
             peer, *parts = await self.socket.recv_multipart()
             for part in parts:
                 try:
-                    self._on_messages(peer, self._codec.decode(part))
+                    self._on_messages(peer, self._requests(part))
                 except Exception as error:  # noqa: BLE001  # others' messages come here too
                     self._codec.note_refused(error)
 

@@ -24,7 +24,8 @@ from loadtest.rehearse.faults import faults_of
 from loadtest.rehearse.gateway import Gateway
 from loadtest.rehearse.kuberay import PodCluster, wait_until
 from loadtest.rehearse.manifests import HEAD, Manifests
-from loadtest.rehearse.substitutions import SUBSTITUTIONS
+from loadtest.rehearse.site import Site
+from loadtest.rehearse.substitutions import DELAY_S, SUBSTITUTIONS
 from loadtest.report.machine import ROOT
 from loadtest.trial.scene import Event, Scene
 from loadtest.trial.trial import Place, Trial
@@ -34,7 +35,7 @@ _KEPT = ("PATH", "HOME", "LANG", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "NUMBA_CPU_
 _TOOLS = ("kubectl", "redis-server", "ip", "setpriv", "unshare", "nsenter")
 _INSTALL_LIMIT_S, _SETTLE_LIMIT_S = 900.0, 600.0
 _AFTER_S = 10.0  # of load once all is whole again
-DRAIN, LOSE, KEY = "drain", "lose", "key"
+DRAIN, LOSE, KEY, RELEASE = "drain", "lose", "key", "release"
 
 
 def obstacles() -> list[str]:
@@ -66,19 +67,19 @@ class Rehearsed(Place):
         (folder / "secrets").mkdir()
         key = hashlib.sha256(_KEY.encode()).hexdigest()
         (folder / "secrets" / "keys").write_text(f"tests {key}\n", encoding="utf-8")
-        scene.pods = PodCluster(
-            manifests=manifests,
+        site = Site(
             folder=folder,
             environment={name: os.environ[name] for name in _KEPT if name in os.environ},
             fetch_s=scene.terms.fetch_s,
         )
-        gateway = Gateway(scene.pods.endpoints)
+        scene.pods = PodCluster(manifests=manifests, site=site)
+        gateway = Gateway(lambda: scene.pods.endpoints())
         scene.base_url = gateway.url
         print(f"the pods' logs are in {folder}", flush=True)
         try:
             began_s = time.monotonic()
             scene.pods.start()
-            await_whole(scene, _INSTALL_LIMIT_S)
+            await_whole(scene.pods, _INSTALL_LIMIT_S)
             figures = {
                 "whole_s": time.monotonic() - began_s,
                 "endpoints": float(len(scene.pods.endpoints())),
@@ -88,21 +89,22 @@ class Rehearsed(Place):
             yield
         finally:
             scene.pods.close()
+            site.close()
             gateway.close()
             if is_clean():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def await_whole(scene: Scene, limit_s: float) -> None:
+def await_whole(pods: PodCluster, limit_s: float) -> None:
     """Wait until all pods run, Serve says all is well, and each router pod is reached.
 
     Raises:
         TimeoutError: they do not within `limit_s`; with what Serve said, and the pods.
     """
     try:
-        wait_until(lambda: scene.pods.is_whole, limit_s)
+        wait_until(lambda: pods.is_whole, limit_s)
     except TimeoutError as error:
-        raise TimeoutError(f"{error}: {scene.pods.state()}") from None
+        raise TimeoutError(f"{error}: {pods.state()}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +161,42 @@ class KeyChanges(Event):
         return figures | {f"replaced {name}": float(num) for name, num in gone.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release(Event):
+    """Another release is applied: a cluster beside the first, the switch, and the first one's end.
+
+    The Service sends new connections to the second cluster when that is whole. The first one is
+    deleted after a while (`delay`), and its pods end within their grace periods.
+    """
+
+    workload: str = "manifests"
+
+    def happen(self, scene: Scene) -> Mapping[str, float]:
+        """See `Event`; `whole_s` is the time until the switch."""
+        began_s = time.monotonic()
+        first, following = scene.pods, scene.pods.beside()
+        try:
+            await_whole(following, _INSTALL_LIMIT_S)
+        except TimeoutError as error:
+            scene.problems.append(str(error))
+            following.close()
+            return {}
+        whole_s = time.monotonic() - began_s
+        scene.pods = following
+        time.sleep(DELAY_S)
+        try:
+            first.delete()
+        except TimeoutError as error:
+            scene.problems.append(f"the first cluster: {error}")
+        first.close()
+        time.sleep(_AFTER_S)
+        return {"whole_s": whole_s}
+
+
 def await_settled(scene: Scene, began_s: float) -> dict[str, float]:
     """Wait until all is whole after an event; what is not by the limit is a problem."""
     try:
-        await_whole(scene, _SETTLE_LIMIT_S)
+        await_whole(scene.pods, _SETTLE_LIMIT_S)
     except TimeoutError as error:
         scene.problems.append(str(error))
     whole_s = time.monotonic() - began_s
@@ -173,13 +207,13 @@ def await_settled(scene: Scene, began_s: float) -> dict[str, float]:
 def _check_events(words: Sequence[str], groups: Sequence[str]) -> None:
     for word in words:
         how, _, what = word.partition(":")
-        if how == KEY and "=" in what:
+        if (how == KEY and "=" in what) or word == RELEASE:
             continue
         if how not in (DRAIN, LOSE) or what not in groups:
             known = ", ".join(groups)
             raise ValueError(
-                f"events: must be {KEY}:NAME=VALUE, {DRAIN}:GROUP or {LOSE}:GROUP with a group of "
-                f"{known}, got {word!r}"
+                f"events: must be {RELEASE}, {KEY}:NAME=VALUE, {DRAIN}:GROUP or {LOSE}:GROUP with "
+                f"a group of {known}, got {word!r}"
             )
 
 
@@ -189,6 +223,8 @@ def _events(scene: Scene) -> Iterator[Event]:
         if how == KEY:
             [(key, value)] = assignments([what]).items()
             yield KeyChanges(way=f"{KEY} {key}", key=key, value=value)
+        elif word == RELEASE:
+            yield Release(way=RELEASE)
         else:
             yield PodGoes(way=f"{how} {what}", group=what, how=how)
 
@@ -207,6 +243,7 @@ REHEARSE = Trial(
             f"{KEY}:router.default_max_tokens=500",
             *(f"{DRAIN}:{group}" for group in ("router", "draft", "target")),
             *(f"{LOSE}:{group}" for group in (HEAD, "draft", "target", "router")),
+            RELEASE,
         ),
         "streams": 3,  # free ones, and as many constrained
         "fetch_s": 30.0,  # that the models take to come

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from deployments.config.applications import applications_of
 from deployments.config.explain import loading_s
 from loadtest.rehearse.kuberay import allows_eviction
-from loadtest.rehearse.manifests import HEAD, Manifests, Tree
+from loadtest.rehearse.manifests import HEAD, Manifests, PodTemplate, Tree
 from router.limits import SessionLimits
 
 _DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _DRAIN_S = 30.0  # of `ray start --block` after SIGTERM, Ray 2.60
+_GRACEFUL_S = 20.0  # of Serve, for a deployment that says none
 _ENGINES = {"Target", "Draft"}
 
 
@@ -69,7 +70,7 @@ def _drains_outlast_streams(manifests: Manifests) -> Iterator[str]:
     longest_s = float(manifests.serve_config["http_options"]["request_timeout_s"])
     reachable = {pod.group for pod in manifests.reachable()}
     for pod in manifests.pods():
-        drain_s = min(pod.grace_s, float(pod.environment.get(_DRAIN, _DRAIN_S)))
+        drain_s = _drain_s(pod)
         has_streams = pod.group in reachable or pod.labels.get("outrider/role") == "target"
         if pod.group != HEAD and has_streams and drain_s < longest_s:
             yield (
@@ -91,6 +92,33 @@ def _streams_outlast_loading(manifests: Manifests) -> Iterator[str]:
             f"lose target: the only one, {name}, takes some {takes_s:.0f} s to load, and streams "
             f"wait router.timeouts.failover_s = {waits_s:g} s: all of them fail"
         )
+
+
+def _next_loads_in_time(manifests: Manifests) -> Iterator[str]:
+    """Find drains in which the only target leaves before the next has loaded.
+
+    Serve starts the next one first. But it tells a replica to end `graceful_shutdown_timeout_s`
+    before the drain's deadline, whatever the next one does.
+    """
+    applications = applications_of(manifests.serve_config)
+    options = applications.options("Target")
+    if _num_least(options) > 1:
+        return
+    takes_s = loading_s(weight_bytes(str(applications.section("target")["model_path"])))
+    leaves_s = float(options.get("graceful_shutdown_timeout_s", _GRACEFUL_S))
+    for pod in manifests.pods():
+        drain_s = _drain_s(pod)
+        if pod.labels.get("outrider/role") == "target" and drain_s - leaves_s < takes_s:
+            yield (
+                f"drain {pod.group}: the only target takes some {takes_s:.0f} s to load, and the "
+                f"old one leaves after {max(0.0, drain_s - leaves_s):g} s: that is {_DRAIN} or the "
+                f"grace period, {drain_s:g} s, less graceful_shutdown_timeout_s, {leaves_s:g} s"
+            )
+
+
+def _drain_s(pod: PodTemplate) -> float:
+    """Return the time between a pod's SIGTERM and the end of its processes, s."""
+    return min(pod.grace_s, float(pod.environment.get(_DRAIN, _DRAIN_S)))
 
 
 def _routers_apart(manifests: Manifests) -> Iterator[str]:
@@ -137,6 +165,7 @@ _RULES: tuple[Callable[[Manifests], Iterator[str]], ...] = (
     _head_may_go,
     _drains_outlast_streams,
     _streams_outlast_loading,
+    _next_loads_in_time,
     _routers_apart,
     _keys_touch_no_gpu,
 )

@@ -7,34 +7,26 @@ A pod that goes is made anew. An eviction needs budgets that allow it (`allows_e
 
 from __future__ import annotations
 
-import itertools
 import json
-import secrets
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from deployments.config.applications import applications_of
 from loadtest.rehearse.manifests import HEAD, Manifests, PodTemplate, Tree
-from loadtest.rehearse.pods import Network, Pod
-from loadtest.rehearse.substitutions import (
-    NAMES,
-    object_store,
-    substituted_config,
-    substituted_job,
-)
+from loadtest.rehearse.pods import Pod
+from loadtest.rehearse.site import Site
+from loadtest.rehearse.substitutions import object_store, substituted_config
 
 _GCS_PORT, _DASHBOARD_PORT, _AGENT_PORT, _HTTP_PORT = 6379, 8265, 52365, 8000
 _LOOK_S = 1.0  # between two rounds of the operator
 _ASK_LIMIT_S = 10.0
 _GCS_RECONNECT_S = "600"  # of workers, where the head's state outlives it
-_HEAD_SERVICE = "outrider-head-svc"
 _COMMON = {  # that KubeRay gives to pods of a RayService
     "RAY_GCS_SERVER_REQUEST_TIMEOUT_SECONDS": "5",
     "RAY_SERVE_KV_TIMEOUT_S": "5",
@@ -49,24 +41,19 @@ class PodCluster:
 
     Args:
         manifests: of the RayService.
-        folder: logs and volumes.
-        environment: of every pod, beneath its own.
-        fetch_s: how long the Job takes to bring the models.
+        site: where its pods are.
+        number: of the release.
     """
 
     manifests: Manifests
-    folder: Path
-    environment: Mapping[str, str]
-    fetch_s: float = 0.0
+    site: Site
+    number: int = 1
     pods: list[Pod] = field(default_factory=list)
-    network: Network = field(default_factory=Network)
     num_submitted: int = 0
     changes: dict[str, Any] = field(default_factory=dict)  # of keys of the Serve config
     replicas: dict[str, set[str]] = field(default_factory=dict)  # by deployment, as Serve said last
     said: str = ""  # by Serve, last
     is_healthy: bool = False  # all applications and replicas, as it said
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _names: dict[str, str] = field(default_factory=dict)  # of Services, with their addresses
     _endpoints: list[str] = field(default_factory=list)
     _closing: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -75,20 +62,21 @@ class PodCluster:
 
     def start(self) -> None:
         """Apply the manifests: Redis, the Job and the cluster at once, as `kubectl apply` does."""
-        token, password = secrets.token_hex(16), secrets.token_hex(16)
-        self._secret = {
-            "outrider-redis/password": password,
-            "RAY_AUTH_MODE": self.manifests.service["rayClusterConfig"]["authOptions"]["mode"],
-            "RAY_AUTH_TOKEN": token,
-        }
-        self._token = token
-        for store in self.manifests.stores:
-            pod = self._make(store, store.container["command"] + store.container["args"])
-            self._name(store.group, pod)
-        job = substituted_job(self.manifests.job, self.fetch_s)
-        self._make(job, [*job.container["command"], *job.container["args"]])
+        if self.number == 1:
+            self.site.start(self.manifests)
         self._thread = threading.Thread(target=self._operate, daemon=True, name="operator")
         self._thread.start()
+
+    def beside(self) -> PodCluster:
+        """Start the cluster of the next release, with the same manifests, beside this one."""
+        following = PodCluster(
+            manifests=self.manifests,
+            site=self.site,
+            number=self.number + 1,
+            changes=dict(self.changes),
+        )
+        following.start()
+        return following
 
     def endpoints(self) -> list[str]:
         """Return the addresses that the Service sends to."""
@@ -137,14 +125,28 @@ class PodCluster:
         """Drop what Serve said so far, so that only what it says from now on counts."""
         self.said, self.is_healthy = "", False
 
+    def delete(self) -> None:
+        """Let all pods end within their grace periods, as an operator deletes a cluster.
+
+        Raises:
+            TimeoutError: one has not ended then.
+        """
+        self._stop()
+        for pod in self.pods:
+            pod.terminate()
+        longest_s = max(pod.template.grace_s for pod in self.pods)
+        wait_until(lambda: all(pod.has_ended for pod in self.pods), longest_s + _ASK_LIMIT_S)
+
     def close(self) -> None:
-        """End all pods and the network."""
+        """End all pods at once."""
+        self._stop()
+        for pod in self.pods:
+            pod.kill()
+
+    def _stop(self) -> None:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(30.0)
-        for pod in self.pods:
-            pod.kill()
-        self.network.close()
 
     # --- the operator -------------------------------------------------------------------------
 
@@ -164,53 +166,21 @@ class PodCluster:
         for template in self.manifests.pods():
             missing = template.replicas - len(self.of(template.group))
             for _ in range(missing):
-                self._make(template, self._start_words(template))
+                self._make(template)
             for pod in self.of(template.group):
                 if pod.has_ended:
                     pod.kill()  # its network too; a new one comes with the next round
 
-    def _make(self, template: PodTemplate, main: Sequence[str]) -> Pod:
-        number = next(self._numbers)
-        name = f"{template.group}-{number}"
-        pod = Pod(
-            name=name,
-            template=template,
-            network=self.network,
-            folder=self.folder / name,
-            volumes={"models": self._volume("models"), "api-keys": self.folder / "secrets"}
-            | {"data": self._volume("data")},
-            hosts=self._hosts,
-            environment={
-                **self.environment,
-                **NAMES,
-                **_COMMON,
-                **self._secret,
-                **self._gcs(template),
-            },
-        )
+    def _make(self, template: PodTemplate) -> None:
+        environment = _COMMON | self._gcs(template)
+        pod = self.site.make(template, self._start_words(template), environment)
         self.pods.append(pod)
-        pod.start(main)
         if template.group == HEAD:
-            self._name(_HEAD_SERVICE, pod)
-        return pod
-
-    def _name(self, service: str, pod: Pod) -> None:
-        """Let a Service's name mean a pod from now on; the file stays, as all pods have it."""
-        self._names[service] = pod.address
-        lines = [f"{address} {name}\n" for name, address in self._names.items()]
-        self._hosts.write_text("127.0.0.1 localhost\n" + "".join(lines), encoding="utf-8")
+            self.site.name(self._head_service, pod)
 
     @property
-    def _hosts(self) -> Path:
-        path = self.folder / "hosts"
-        path.touch()
-        return path
-
-    def _volume(self, name: str) -> Path:
-        path = self.folder / "volumes" / name
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o777)
-        return path
+    def _head_service(self) -> str:
+        return f"outrider-{self.number}-head-svc"
 
     def _gcs(self, template: PodTemplate) -> dict[str, str]:
         options = self.manifests.service["rayClusterConfig"].get("gcsFaultToleranceOptions")
@@ -221,8 +191,8 @@ class PodCluster:
         secret = options["redisPassword"]["valueFrom"]["secretKeyRef"]
         return {
             "RAY_REDIS_ADDRESS": options["redisAddress"],
-            "REDIS_PASSWORD": self._secret[f"{secret['name']}/{secret['key']}"],
-            "RAY_external_storage_namespace": "outrider-rehearsal",
+            "REDIS_PASSWORD": self.site.secrets[f"{secret['name']}/{secret['key']}"],
+            "RAY_external_storage_namespace": f"outrider-{self.number}",
         }
 
     def _start_words(self, template: PodTemplate) -> list[str]:
@@ -237,7 +207,7 @@ class PodCluster:
             password = '${REDIS_PASSWORD:+--redis-password="$REDIS_PASSWORD"}'
             return ["bash", "-c", f"exec ray start --head {own} {password} {flags} --block"]
         # The operator puts an init container `wait-gcs-ready` in front; the head may move.
-        address = f"{_HEAD_SERVICE}:{_GCS_PORT}"
+        address = f"{self._head_service}:{_GCS_PORT}"
         wait = f"until ray health-check --address {address} >/dev/null 2>&1; do sleep 1; done"
         return ["bash", "-c", f"{wait}; exec ray start --address={address} {own} {flags} --block"]
 
@@ -303,7 +273,10 @@ class PodCluster:
             f"http://{heads[0].address}:{_DASHBOARD_PORT}/api/serve/applications/",
             method=method,
             data=None if config is None else json.dumps(config).encode(),
-            headers={"content-type": "application/json", "authorization": f"Bearer {self._token}"},
+            headers={
+                "content-type": "application/json",
+                "authorization": f"Bearer {self.site.token}",
+            },
         )
         try:
             with urllib.request.urlopen(request, timeout=_ASK_LIMIT_S) as answer:

@@ -9,11 +9,12 @@ from deployments.config.applications import IMPORT_PATH, MODEL_IMPORT_PATH
 from deployments.config.model_files import check_models, resolve_folder, resolved
 from deployments.config.reference import differing
 from deployments.config.schema import AppConfig
-from deployments.config.sections.models import ModelArgs, Models
+from deployments.config.sections.models import LeaseConfig, ModelArgs, Models
 from deployments.config.serve_file import read_serve_file
 from deployments.link.frames import MAX_FRAME_BYTES
 from models.config import Section
 from models.protocol.packed_logprobs import MAX_PACKED_BYTES
+from router.limits import SessionLimits
 from tests.cases.model_folders import tree
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -108,6 +109,11 @@ def test_all_faults_are_in_one_message(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'a'.*'b'") as caught:
         AppConfig.model_validate(tree(tmp_path) | {"a": 1, "b": 2})
     assert "\n" not in str(caught.value)
+
+
+def test_requests_outwait_a_target_that_hangs() -> None:
+    """It counts as dead before they give up, and another or its spare answers them."""
+    assert SessionLimits().queue_wait_s > 1.2 * LeaseConfig().stall_timeout_s
 
 
 def test_tree_is_frozen(tmp_path: Path) -> None:

@@ -45,6 +45,39 @@ def test_a_session_freed_and_leased_again_is_still_to_be_forgotten() -> None:
     assert "a" in book
 
 
+def test_a_lease_that_its_holder_no_longer_renews_ends_soon() -> None:
+    """One that was never renewed has the longer time: its holder may not know how."""
+    clock = Clock()
+    book = LeaseBook(idle_timeout_s=120.0, clock=clock)
+    for name in ("renewed", "stopped", "silent"):
+        book.grant(name)
+    ended = []
+    for now_s in range(1, 41):
+        clock.now_s = float(now_s)
+        book.touch(["renewed", "stopped", "silent"] if now_s == 1 else [])
+        if now_s % 3 == 0:
+            book.renew(["renewed", "stranger", *(["stopped"] if now_s < 12 else [])])
+        ended += [(name, now_s) for name in book.end_idle()]
+    assert ended == [("stopped", 25)], "15 s after the last renewal, at 9 s"
+    assert ("renewed" in book, "silent" in book) == (True, True)
+
+
+def test_renewals_that_could_not_be_read_in_time_end_no_lease() -> None:
+    """After a pause of the process itself, what its holders sent comes first."""
+    clock = Clock()
+    book = LeaseBook(idle_timeout_s=120.0, clock=clock)
+    book.grant("a")
+    book.renew(["a"])
+    clock.now_s = 1.0
+    assert book.end_idle() == []
+    clock.now_s = 60.0
+    assert book.end_idle() == []
+    book.renew(["a"])
+    clock.now_s = 61.0
+    assert book.end_idle() == []
+    assert "a" in book
+
+
 def test_an_idle_lease_ends_and_both_sides_hear_of_it() -> None:
     clock = Clock()
     book = LeaseBook(idle_timeout_s=10.0, clock=clock)

@@ -3,6 +3,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from deployments.link.frames import (
     AllowList,
     FrameCodec,
     KeyPair,
+    Renew,
     configure_client,
     wait_readable,
 )
@@ -35,6 +37,7 @@ from models.protocol.messages import (
     Propose,
     Sampling,
 )
+from tests.harness.constraint import wait_until
 
 WAIT_S = 5.0
 
@@ -118,17 +121,35 @@ async def test_replies_reach_the_session_that_asked(client: LinkClient, echo: Ec
             assert await receive(channel) == NeedOpen(session_id=name, seq=seq)
 
 
+async def test_open_sessions_renew_their_leases(
+    client: LinkClient, echo: EchoThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.link.client.RENEWAL_S", 0.05)
+    renewed: list[list[str]] = []
+    echo.server.on_renewed = renewed.append
+    echo.server.allow(client.public_key)
+    first, second = (channel_to(client, echo, name) for name in ("a", "b"))
+    first.send(propose("a", 1))
+    await receive(first)
+    assert renewed[:2] == [["a"], ["b"]], "at once, or a lease might outlive its holder"
+    await wait_until(lambda: renewed[-1] == ["a", "b"])
+    second.close()
+    await wait_until(lambda: renewed[-1] == ["a"])
+    assert all(isinstance(message, Propose) for batch in echo.batches for message in batch)
+
+
 async def test_messages_of_one_tick_are_one_frame_each_way(client: LinkClient) -> None:
     server: LinkServer[EngineRequest] = LinkServer(EngineRequest)
     server.allow(client.public_key)
-    codec: FrameCodec[EngineRequest] = FrameCodec(EngineRequest)
+    codec: FrameCodec[EngineRequest | Renew] = FrameCodec(EngineRequest | Renew)
     channels = [client.channel(server.endpoint, name, EngineReply) for name in ("a", "b")]
     for seq in range(8):
         for name, channel in zip(("a", "b"), channels, strict=True):
             channel.send(propose(name, seq))
     assert await asyncio.to_thread(server.socket.poll, int(WAIT_S * 1e3))
     peer, frame = server.socket.recv_multipart()
-    assert len(codec.decode(frame)) == 16
+    kinds = Counter(type(message) for message in codec.decode(frame))
+    assert kinds == {Propose: 16, Renew: 2}
     assert not server.socket.poll(20), "a second frame"
     grouped = group_by_peer([(peer, 1), (b"other", 2), (peer, 3)])
     assert grouped == {peer: [1, 3], b"other": [2]}

@@ -28,12 +28,13 @@ FOUND = {
         *("drain head", "drain router", "drain target"),  # by their budgets
         "lose head",
         *("drain router", "drain draft", "drain target"),  # by their drain time
-        "lose target",
+        *("lose target", "drain target"),  # by their time to load
         *("lose router", "lose router"),  # with all routers, with all constraint replicas
         "key",
     ],
     "one-gpu": [
-        *("first install", "endpoints", "drain head", "drain gpu", "lose head", "drain gpu", "key")
+        *("first install", "endpoints", "drain head", "drain gpu", "lose head"),
+        *("drain gpu", "drain gpu", "key"),
     ],
 }
 
@@ -53,7 +54,16 @@ def test_a_target_that_is_killed_before_its_streams_end_is_found() -> None:
     found = manifests("base")
     [target] = [pod for pod in found.pods() if pod.group == "target"]
     target.spec["terminationGracePeriodSeconds"] = 90
-    assert [one.partition(":")[0] for one in faults_of(found)] == ["drain target"]
+    assert [one.partition(":")[0] for one in faults_of(found)] == ["drain target", "drain target"]
+
+
+def test_a_target_that_leaves_before_the_next_has_loaded_is_found() -> None:
+    found = manifests("base")
+    [target] = [pod for pod in found.pods() if pod.group == "target"]
+    target.spec["terminationGracePeriodSeconds"] = 1000  # above the longest stream
+    [fault] = faults_of(found)
+    assert fault.startswith("drain target: the only target takes some 174 s to load, and the old ")
+    assert "leaves after 100 s" in fault
 
 
 def test_it_says_which_value_and_which_limit() -> None:

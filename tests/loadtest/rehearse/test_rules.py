@@ -37,7 +37,7 @@ def test_pods_are_those_of_the_groups() -> None:
     }
     assert pods["router"].start["memory"] == "12884901888"
     assert pods["draft"].node_labels == {"outrider/role": "draft"}
-    assert pods["router"].grace_s == 960.0
+    assert pods["router"].grace_s == 1860.0
     assert [store.group for store in manifests("base").stores] == ["outrider-redis"]
 
 
