@@ -74,6 +74,7 @@ class EngineReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str
     ) -> None:
+        self._spare: Spare[LoadedModel] | None = None
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         join_serve()
@@ -94,7 +95,6 @@ class EngineReplica:
         first = await self._load(model)
         self._models = DraftSwap(first, self._load_wanted, _LOADING_ERRORS, self._begin_anew)
         self._describe()
-        self._spare: Spare[LoadedModel] | None = None
         if model.spare:
             table = Table(meters, SPARE_METRICS)
             self._spare = Spare(self._load_spare, _LOADING_ERRORS, table.follow)
@@ -188,7 +188,10 @@ class EngineReplica:
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; the ranks go with it."""
         self._is_stopping = True
-        for model in self._all_models():
+        models = self._all_models()
+        if self._spare is not None:
+            self._spare.end()  # or it would load another when the processes below end
+        for model in models:
             model.ranks.kill()
 
     def _in_own_context(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
@@ -199,12 +202,9 @@ class EngineReplica:
         """Return all that have processes, at any time of this object's life."""
         models: DraftSwap[LoadedModel] | None = getattr(self, "_models", None)
         loading: LoadedModel | None = getattr(self, "_loading", None)
-        found = (loading, self._spare_model(), *([] if models is None else models.models))
+        spare = None if self._spare is None else self._spare.model
+        found = (loading, spare, *([] if models is None else models.models))
         return [model for model in found if model is not None]
-
-    def _spare_model(self) -> LoadedModel | None:
-        spare: Spare[LoadedModel] | None = getattr(self, "_spare", None)
-        return None if spare is None else spare.model
 
     async def _load_wanted(self, wanted: WantedDraft) -> LoadedModel:
         return await self._load_beside(wanted.model)

@@ -166,10 +166,15 @@ class PodCluster:
         for template in self.manifests.pods():
             missing = template.replicas - len(self.of(template.group))
             for _ in range(missing):
-                self._make(template)
+                if self.number == 1 or self._is_up:  # `pods beside others`
+                    self._make(template)
             for pod in self.of(template.group):
                 if pod.has_ended:
                     pod.kill()  # its network too; a new one comes with the next round
+
+    @property
+    def _is_up(self) -> bool:
+        return all(self.is_up(pod) for pod in self.pods if not pod.is_ending)
 
     def _make(self, template: PodTemplate) -> None:
         environment = _COMMON | self._gcs(template)

@@ -22,6 +22,7 @@ SUBSTITUTIONS = {
     "fetch": "the Job waits for some seconds and copies the demo pair in place of asking the hub",
     "shared memory": "Ray's object store has 100 MiB in each pod",
     "delay": f"the cluster of the release before is deleted {DELAY_S:g} s after the switch",
+    "pods beside others": "those of a second cluster begin one after the other, on the same cores",
     "names": "a file of hosts takes the place of the cluster's DNS",
 }
 
