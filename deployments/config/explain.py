@@ -223,6 +223,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         *([f"dequantised {sizes.source}"] if sizes.source else []),
         *([f"{_heads_named(model.heads)} in its process"] if model.heads else []),
         *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
+        *(["a spare is loaded beside it"] if model.spare else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
     if sizes.kv_tokens is None:

@@ -25,7 +25,7 @@ from loadtest.rehearse.gateway import Gateway
 from loadtest.rehearse.kuberay import PodCluster, wait_until
 from loadtest.rehearse.manifests import HEAD, Manifests
 from loadtest.rehearse.site import Site
-from loadtest.rehearse.substitutions import DELAY_S, SUBSTITUTIONS
+from loadtest.rehearse.substitutions import DELAY_S, GRACE_S, SUBSTITUTIONS
 from loadtest.report.machine import ROOT
 from loadtest.trial.scene import Event, Scene
 from loadtest.trial.trial import Place, Trial
@@ -166,7 +166,8 @@ class Release(Event):
     """Another release is applied: a cluster beside the first, the switch, and the first one's end.
 
     The Service sends new connections to the second cluster when that is whole. The first one is
-    deleted after a while (`delay`), and its pods end within their grace periods.
+    deleted after a while (`delay`). Its routers serve on while clients keep connections, and those
+    that are left are cut.
     """
 
     workload: str = "manifests"
@@ -185,7 +186,7 @@ class Release(Event):
         scene.pods = following
         time.sleep(DELAY_S)
         try:
-            first.delete()
+            first.delete(GRACE_S)
         except TimeoutError as error:
             scene.problems.append(f"the first cluster: {error}")
         first.close()

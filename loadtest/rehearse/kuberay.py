@@ -26,6 +26,7 @@ from loadtest.rehearse.substitutions import object_store, substituted_config
 _GCS_PORT, _DASHBOARD_PORT, _AGENT_PORT, _HTTP_PORT = 6379, 8265, 52365, 8000
 _LOOK_S = 1.0  # between two rounds of the operator
 _ASK_LIMIT_S = 10.0
+_END_LIMIT_S = 30.0  # of pods that are killed
 _GCS_RECONNECT_S = "600"  # of workers, where the head's state outlives it
 _COMMON = {  # that KubeRay gives to pods of a RayService
     "RAY_GCS_SERVER_REQUEST_TIMEOUT_SECONDS": "5",
@@ -125,17 +126,16 @@ class PodCluster:
         """Drop what Serve said so far, so that only what it says from now on counts."""
         self.said, self.is_healthy = "", False
 
-    def delete(self) -> None:
-        """Let all pods end within their grace periods, as an operator deletes a cluster.
+    def delete(self, grace_s: float) -> None:
+        """Let all pods end within `grace_s`, as an operator deletes a cluster.
 
         Raises:
             TimeoutError: one has not ended then.
         """
         self._stop()
         for pod in self.pods:
-            pod.terminate()
-        longest_s = max(pod.template.grace_s for pod in self.pods)
-        wait_until(lambda: all(pod.has_ended for pod in self.pods), longest_s + _ASK_LIMIT_S)
+            pod.terminate(grace_s)
+        wait_until(lambda: all(pod.has_ended for pod in self.pods), grace_s + _END_LIMIT_S)
 
     def close(self) -> None:
         """End all pods at once."""

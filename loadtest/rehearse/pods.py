@@ -192,17 +192,18 @@ class Pod:
             return subprocess.run(entered, capture_output=True, timeout=limit_s).returncode == 0
         return False
 
-    def terminate(self) -> None:
-        """Delete the pod: a signal, its grace period, then the kill. Returns at once."""
+    def terminate(self, grace_s: float | None = None) -> None:
+        """Delete the pod: a signal, `grace_s` or its grace period, then the kill. Returns at once."""
         self.is_ending = True
         pid = self._first_process()
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        threading.Thread(target=self._end_of_grace, daemon=True).start()
+        limit_s = self.template.grace_s if grace_s is None else grace_s
+        threading.Thread(target=self._end_of_grace, args=(limit_s,), daemon=True).start()
 
-    def _end_of_grace(self) -> None:
-        self._ended.wait(self.template.grace_s)
+    def _end_of_grace(self, limit_s: float) -> None:
+        self._ended.wait(limit_s)
         self.kill()
 
     def kill(self) -> None:

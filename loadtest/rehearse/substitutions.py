@@ -10,7 +10,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.cluster import DEMO_NAME
 
 _DEMO = ROOT / "models" / "demo"
-DELAY_S = 30.0
+DELAY_S, GRACE_S = 30.0, 60.0
 NAMES = {"GRPC_DNS_RESOLVER": "native"}  # gRPC's own asks no file of hosts
 _OBJECT_STORE_BYTES = 100 * 2**20
 
@@ -21,7 +21,8 @@ SUBSTITUTIONS = {
     "device": "models compute on CPUs, in float32; Ray counts the GPUs that the manifests ask for",
     "fetch": "the Job waits for some seconds and copies the demo pair in place of asking the hub",
     "shared memory": "Ray's object store has 100 MiB in each pod",
-    "delay": f"the cluster of the release before is deleted {DELAY_S:g} s after the switch",
+    "delay": f"the cluster of the release before is deleted {DELAY_S:g} s after the switch, and its "
+    f"pods have {GRACE_S:g} s to end",
     "pods beside others": "those of a second cluster begin one after the other, on the same cores",
     "names": "a file of hosts takes the place of the cluster's DNS",
 }

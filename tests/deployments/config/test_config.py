@@ -20,6 +20,9 @@ from tests.cases.model_folders import tree
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
+CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "spare": True}
+
+
 @pytest.mark.parametrize(
     ("extra", "complaint"),
     [
@@ -63,6 +66,11 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
             {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
             "target: .*int8 needs tensor_parallel_size 1 on device 'cpu', got 2",
         ),
+        (
+            {"target": {"model_path": "x"}, "draft": {"model_path": "x", "spare": True}},
+            "draft.spare: only a target has one",
+        ),
+        ({"target": CROWDED}, "gpu_memory_utilization must be at most 0.5 with a spare, .* 0.9"),
     ],
     ids=[
         "top",
@@ -81,6 +89,8 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         "early-exit-gpu",
         "early-exit-and-heads",
         "quantization-ranks",
+        "spare-of-a-draft",
+        "spare-gpu",
     ],
 )
 def test_bad_key_is_refused_with_its_path(

@@ -51,6 +51,7 @@ def faults(
 
 
 CUDA = {"device": "cuda"}
+SPARED = {"device": "cuda", "spare": True}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,9 @@ CUDA = {"device": "cuda"}
         (faults(CUDA, 100), ""),  # nobody can see the GPUs
         (faults(CUDA, 20, gpus=[24 * GB]), ""),
         (faults(CUDA, 30, gpus=[24 * GB]), "target: a rank takes 30 GB of weights and KV, the lar"),
+        (faults(SPARED, 14, gpus=[24 * GB]), "target: a rank and its spare take 28 GB of weights "),
+        (faults(SPARED, 11, gpus=[24 * GB]), ""),
+        (faults({"spare": True}, 7), ""),  # which shares the weights
         (faults(CUDA, 20, 5, gpus=[24 * GB]), "all models take 25 GB of GPU memory, there are 24"),
         (faults(CUDA, 20, 5, gpus=[24 * GB, 24 * GB]), ""),
     ],
