@@ -193,7 +193,7 @@ class Pod:
         return False
 
     def terminate(self, grace_s: float | None = None) -> None:
-        """Delete the pod: a signal, `grace_s` or its grace period, then the kill. Returns at once."""
+        """Delete the pod: a signal, `grace_s` or its own, then the kill. Returns at once."""
         self.is_ending = True
         pid = self._first_process()
         if pid is not None:

@@ -21,7 +21,7 @@ SUBSTITUTIONS = {
     "device": "models compute on CPUs, in float32; Ray counts the GPUs that the manifests ask for",
     "fetch": "the Job waits for some seconds and copies the demo pair in place of asking the hub",
     "shared memory": "Ray's object store has 100 MiB in each pod",
-    "delay": f"the cluster of the release before is deleted {DELAY_S:g} s after the switch, and its "
+    "delay": f"the first cluster is deleted {DELAY_S:g} s after the switch to a second, and its "
     f"pods have {GRACE_S:g} s to end",
     "pods beside others": "those of a second cluster begin one after the other, on the same cores",
     "names": "a file of hosts takes the place of the cluster's DNS",
