@@ -244,7 +244,6 @@ REHEARSE = Trial(
             f"{KEY}:router.default_max_tokens=500",
             *(f"{DRAIN}:{group}" for group in ("router", "draft", "target")),
             *(f"{LOSE}:{group}" for group in (HEAD, "draft", "target", "router")),
-            RELEASE,
         ),
         "streams": 3,  # free ones, and as many constrained
         "fetch_s": 30.0,  # that the models take to come
