@@ -103,8 +103,8 @@ class EngineReplica:
         """Admit one session: yields where to reach the leader, then stays open with the lease.
         It ends at once with a refusal where the leader's pass may hang.
 
-        Ends when the session idles out at the leader, and with a refusal when the model is lost;
-        the caller ends it by cancelling.
+        Ends when the session idles out at the leader, and with a refusal when the model is lost.
+        The caller ends it by cancelling.
         """
         model = self._models.serving
         admission = self._in_own_context(model.admit(request))

@@ -104,7 +104,7 @@ class LeaseBook:
                 lease.has_spoken = True
 
     def renew(self, session_ids: Iterable[str]) -> None:
-        """The holder of these sessions' leases still wants them."""
+        """Note that the holder of these sessions' leases still wants them."""
         now_s = self._clock()
         for session_id in session_ids:
             lease = self._leases.get(session_id)

@@ -1,11 +1,11 @@
 """Weights that a rank and its spare read in one place of memory, on a CPU.
 
 The first process puts each weight that it lays out into memory without a name (memfd). A spare lays
-out the same weights in the same order, finds each of them there and lets its own go. The system
-frees the memory with the last process that maps it, so nothing is left behind by any death.
+out the same weights in the same order. It finds each of them there and lets its own go. The system
+frees the memory with the last process that maps it. So no death leaves anything behind.
 
-All bytes are compared. If the checkpoint has changed since it was loaded, a spare could not go on
-with the texts, and it is refused.
+All bytes are compared. A spare of a checkpoint that has changed is refused: it could not go on with
+the texts.
 """
 
 from __future__ import annotations
