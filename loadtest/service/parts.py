@@ -152,11 +152,17 @@ class FaultService:
             }
             self._note_whole()
         except BaseException:
-            leave_ray()  # or this process ends with that Ray
+            self._leave()  # or this process ends with that Ray
             raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        # A handle to what scales reports from a thread of its own, which would join the next Ray.
+        for handle in self._handles.values():
+            handle.shutdown()
         leave_ray()
 
     def parts(self) -> dict[str, list[psutil.Process]]:
