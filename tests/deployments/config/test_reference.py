@@ -78,7 +78,7 @@ def test_what_is_a_default_is_left_out_and_all_else_stays() -> None:
         "target": {"model_path": "x", "dtype": "bfloat16", "kv_cache_tokens": None},
         "draft": None,
         "drafts": {"tiny": {"model_path": "y", "max_num_seqs": 64}},
-        "router": {"speculation": speculation, "timeouts": {"queue_wait_s": 10}},
+        "router": {"speculation": speculation, "timeouts": {"queue_wait_s": 15}},
         "link": {},
     }
     assert differing(AppConfig, tree) == {
