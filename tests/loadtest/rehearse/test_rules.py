@@ -51,7 +51,8 @@ def test_an_event_that_there_is_not_is_refused_before_anything_starts(word: str)
     if obstacles():
         pytest.skip(f"a rehearsal cannot be here: {', '.join(obstacles())}")
     chosen = choose(REHEARSE, is_quick=True, given=[f"events={word}"])
-    with pytest.raises(ValueError, match=f"events: must be release, key:NAME=VALUE, .* got '{word}'"):
+    refusal = f"events: must be release, key:NAME=VALUE, .* got '{word}'"
+    with pytest.raises(ValueError, match=refusal):
         chosen.run(lambda result: None)
 
 
