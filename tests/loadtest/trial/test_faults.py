@@ -39,8 +39,8 @@ class StruckService:
     def __init__(self, victim: psutil.Process) -> None:
         self._victim = victim
 
-    def parts(self) -> dict[str, list[psutil.Process]]:
-        return {"target-rank": [self._victim]}
+    def victims(self, kind: str) -> list[psutil.Process]:
+        return {"target-rank": [self._victim]}[kind]
 
     def missing(self) -> str:
         return ""
