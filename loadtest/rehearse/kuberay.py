@@ -166,14 +166,14 @@ class PodCluster:
         for template in self.manifests.pods():
             missing = template.replicas - len(self.of(template.group))
             for _ in range(missing):
-                if self.number == 1 or self._is_up:  # `pods beside others`
+                if self.number == 1 or self._are_up:  # `pods beside others`
                     self._make(template)
             for pod in self.of(template.group):
                 if pod.has_ended:
                     pod.kill()  # its network too; a new one comes with the next round
 
     @property
-    def _is_up(self) -> bool:
+    def _are_up(self) -> bool:
         return all(self.is_up(pod) for pod in self.pods if not pod.is_ending)
 
     def _make(self, template: PodTemplate) -> None:
@@ -196,7 +196,7 @@ class PodCluster:
         secret = options["redisPassword"]["valueFrom"]["secretKeyRef"]
         return {
             "RAY_REDIS_ADDRESS": options["redisAddress"],
-            "REDIS_PASSWORD": self.site.secrets[f"{secret['name']}/{secret['key']}"],
+            "REDIS_PASSWORD": self.site.secret_values[f"{secret['name']}/{secret['key']}"],
             "RAY_external_storage_namespace": f"outrider-{self.number}",
         }
 

@@ -31,14 +31,14 @@ class Site:
     fetch_s: float = 0.0
     network: Network = field(default_factory=Network)
     token: str = field(default_factory=lambda: secrets.token_hex(16))  # of Ray
-    secrets: dict[str, str] = field(default_factory=dict)
+    secret_values: dict[str, str] = field(default_factory=dict)
     _pods: list[Pod] = field(default_factory=list)  # that are of no cluster
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _names: dict[str, str] = field(default_factory=dict)  # of Services, with their addresses
 
     def start(self, manifests: Manifests) -> None:
         """Start what is no part of a cluster: Redis, and the Job."""
-        self.secrets |= {
+        self.secret_values |= {
             "outrider-redis/password": secrets.token_hex(16),
             "RAY_AUTH_MODE": manifests.service["rayClusterConfig"]["authOptions"]["mode"],
             "RAY_AUTH_TOKEN": self.token,
@@ -67,7 +67,7 @@ class Site:
                 "api-keys": self.folder / "secrets",
             },
             hosts=self._hosts,
-            environment={**self.environment, **NAMES, **self.secrets, **environment},
+            environment={**self.environment, **NAMES, **self.secret_values, **environment},
         )
         pod.start(main)
         return pod

@@ -123,13 +123,18 @@ def leave_ray() -> None:
 
 
 class FaultService:
-    """Parts, state and books of a running service. Use as a context manager."""
+    """Parts, state and books of a running service. Use as a context manager.
 
-    def __init__(self, served: Watched) -> None:
+    Args:
+        served: the service.
+        has_spare: whether its targets are to have one, and it is whole only with that.
+    """
+
+    def __init__(self, served: Watched, *, has_spare: bool = False) -> None:
         self._served = served
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._expected: dict[str, int] = {}
-        self._has_spare = False
+        self._has_spare = has_spare
 
     @property
     def base_url(self) -> str:
@@ -183,21 +188,19 @@ class FaultService:
         return [process for process in self.parts()[kind] if process.pid not in spares]
 
     def _spare_pids(self) -> list[float]:
-        """Return the spares of the targets that are to have one; 0: it is not ready."""
-        if TARGET not in self._handles:
-            return []
+        """Return the processes of the targets' spares; 0: one is not ready."""
         found = self._handles[TARGET].broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S)
-        return [stats["spare_pid"] for stats in found if "spare_pid" in stats]
+        return [stats["spare_pid"] for stats in found]
 
-    def _missing_spares(self) -> str:
-        """Return how many spares are not ready, for people; "" if none is missing."""
+    def _missing_spare(self) -> str:
+        """Return that a target's spare is not ready, for people; "" if none is missing."""
         if not self._has_spare:
             return ""
         try:
-            number = self._spare_pids().count(0)
+            pids = self._spare_pids()
         except (RayError, RayServeException, TimeoutError) as error:
             return f"no counters to be had: {error}"
-        return f"{number} spares of the target" if number else ""
+        return "" if pids and all(pids) else "a spare of the target is not ready"
 
     def missing(self) -> str:
         """Return the difference from the start, for people; "" if the service is whole.
@@ -211,7 +214,7 @@ class FaultService:
             for process in parts[kind]:
                 if is_stopped(process):
                     return f"{kind} {process.pid} is stopped"
-        return unhealthy() or self._missing_spares()
+        return unhealthy() or self._missing_spare()
 
     def wait_deployed(self, limit_s: float) -> None:
         """Wait until the last config is in force; what runs then counts as whole.
@@ -224,8 +227,7 @@ class FaultService:
 
     def _note_whole(self) -> None:
         """Take what runs now for whole, once the spares are there that targets are to have."""
-        self._has_spare = bool(self._spare_pids())
-        _wait(self._missing_spares, _SPARE_LIMIT_S)
+        _wait(self._missing_spare, _SPARE_LIMIT_S)
         self._expected = {kind: len(found) for kind, found in self.parts().items()}
 
     def stats(self) -> dict[str, list[dict[str, float]]]:

@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from deployments.config.applications import applications_of
+from deployments.config.sections.models import TARGET
 from loadtest.client.streams import Load
 from loadtest.frame.claims import Claim, Row
 from loadtest.frame.experiment import Result
@@ -110,7 +112,8 @@ class Place:
         if not self.is_watched or scene.service is None:
             yield
             return
-        with FaultService(scene.service) as scene.watched:
+        target = applications_of(scene.config).section(TARGET)
+        with FaultService(scene.service, has_spare=bool(target.get("spare"))) as scene.watched:
             yield
 
 

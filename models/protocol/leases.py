@@ -25,7 +25,10 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Says in place of a grant that the replica takes no session now, and why; ask another."""
+    """Says in place of a grant that the replica takes no session now, and why; ask another.
+
+    After a grant it says that the model is lost.
+    """
 
     replica: str
     reason: str

@@ -18,8 +18,6 @@ from router.limits import SessionLimits
 from tests.cases.model_folders import tree
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
-
-
 CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "spare": True}
 
 
