@@ -27,6 +27,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 ByteSize = Annotated[AnyByteSize, Field(gt=0)]  # bytes, or "2GiB"
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
+EngineName = Literal["own", "vllm"]
 AttentionName = Literal["auto", "varlen", "reference"]
 QuantizationName = Literal["int8", "fp8"]
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
@@ -74,6 +75,12 @@ class EngineConfig(Section):
         max_length=128,
         description="of a model of the hub: a commit, which never changes, or a tag or branch, "
         "whose commit is looked up once for all nodes when the service is built; null: main",
+    )
+    engine: EngineName = Field(
+        default="own",
+        description="what computes the model's passes: own, for CPUs and dense models on GPUs; or "
+        "vllm, the layers and kernels of vLLM, which must be installed, for what only it has: "
+        "mixtures of experts, latent attention, AWQ, GPTQ; on a CPU own is faster",
     )
     dtype: DtypeName = Field(default="bfloat16", description="of weights, activations and KV cache")
     device: str = Field(default="cpu", description="torch device of a rank: cpu, cuda")
@@ -222,6 +229,24 @@ class EngineConfig(Section):
             raise ValueError(f"{name} is served on device cpu only so far, got {self.device!r}")
         if self.attention == "varlen":
             raise ValueError(f"{name} is served with attention auto or reference, got 'varlen'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "own":
+            return self
+        if self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"engine vllm runs on device cpu or cuda, got {self.device!r}")
+        own_keys: dict[str, object] = {"attention": "auto", "quantization": None}
+        own_keys |= {"heads": None, "early_exit": None}
+        for key, default in own_keys.items():
+            if getattr(self, key) != default:
+                raise ValueError(
+                    f"{key} is for engine own, got {getattr(self, key)!r} with engine vllm: "
+                    "leave it out"
+                )
+        if self.graphs == "eager":
+            raise ValueError("graphs must be auto or off with engine vllm, got 'eager'")
         return self
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
-from tests.harness.runs import cores, matrices
+from tests.harness.runs import cores, engines, matrices
 from tests.harness.runs.memory import resident_memory
 from tests.harness.serve_end import end_router_loop
 
@@ -29,8 +29,9 @@ _MAX_RESIDENT_BYTES = 3 * 2**30  # of one process that runs all tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run ask for all combinations of parameters."""
+    """Let a run ask for all combinations of parameters, and for another engine."""
     matrices.add_options(parser)
+    engines.add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads how many processes there are to be
@@ -45,8 +46,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> cores.One
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fix which combinations this run and its workers have."""
+    """Fix which combinations and which engine this run and its workers have."""
     matrices.begin(config)
+    engines.begin(config)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -57,6 +59,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(trylast=True)  # what -k and -m leave is sampled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out combinations that a sample does without, and begin with the longest."""
+    engines.select(config, items)
     matrices.sample(config, items)
     cores.order(items)
 

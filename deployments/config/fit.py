@@ -196,7 +196,8 @@ def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
     from models.kv.budget import num_kv_blocks, share_for_kv
 
     taken = memory_estimate(model)
-    check_stored_shapes(model)
+    if model.engine == "own":
+        check_stored_shapes(model)
     num_blocks: int | None = None
     if model.gpu_memory_utilization is None:
         num_blocks = num_kv_blocks(model, taken.kv_bytes_per_token)

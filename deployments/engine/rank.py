@@ -169,7 +169,8 @@ class Rank:
         ranks = None
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
-        is_shared = self._model.spare and self._model.device == "cpu"
+        is_own = self._model.engine == "own"
+        is_shared = self._model.spare and self._model.device == "cpu" and is_own
         memory = SharedWeights(weights) if is_shared else None
         with weights_in(memory):
             runner = self._runner = ModelRunner(self._model, ranks)

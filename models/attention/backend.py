@@ -5,6 +5,7 @@ A runner has one, chosen when its model is loaded (`engine/backends.py`):
     attention/gather.py   torch's own operations on copies of the keys, on any device
     cpu/backend.py        compiled kernels that read keys where they lie
     gpu/forward.py        a paged kernel, small passes replayed from graphs
+    vllm/backend.py       vLLM's layers and kernels
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 
 from models.device import to_device
 from models.kv.rows import SequenceRows
-from models.kv.storage import KVBlocks
 
 Tiling = tuple[int, ...]  # sizes of query tiles, rows
 
@@ -33,8 +33,8 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def storage(self) -> KVBlocks:
-        """The storage of keys and values."""
+    def storage(self) -> Any:
+        """The storage of keys and values, a `BlockStorage` of the back-end's own layout."""
         ...
 
     @property

@@ -25,6 +25,7 @@ _LAYER_REASONS = {
     "conv": "convolution layers, whose state cannot be rolled back by length",
     "chunked_attention": "attention in chunks, which begins anew at every chunk",
 }
+_STATEFUL_LAYERS = frozenset(_LAYER_REASONS) - {"chunked_attention"}
 # Config fields that, where they are set, change attention in a way that is not built.
 _REFUSED_FIELDS = {
     "use_bidirectional_attention": "attention to later positions",
@@ -50,14 +51,16 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
             config that is above the checkpoint's.
     """
     try:
-        reason = unsupported_feature(hf_config)
+        is_own = config.engine == "own"
+        reason = unsupported_feature(hf_config) if is_own else unsupported_by_vllm(hf_config)
     except (AttributeError, TypeError, KeyError, ZeroDivisionError) as error:
         reason = f"its config.json is not understood ({type(error).__name__}: {error})"
     if reason:
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
-    refuse_unshardable(hf_config, config.tensor_parallel_size)
     text = hf_config.get_text_config()
-    as_stored(config, hf_config)
+    if is_own:
+        refuse_unshardable(hf_config, config.tensor_parallel_size)
+        as_stored(config, hf_config)
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and config.max_model_len > longest:
         raise ValueError(
@@ -69,6 +72,19 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
 def unsupported_feature(hf_config: PreTrainedConfig) -> str:
     """Why a model of this config cannot be served; empty if it can."""
     return _unsupported_class(hf_config) or _unsupported_config(hf_config.get_text_config())
+
+
+def unsupported_by_vllm(hf_config: PreTrainedConfig) -> str:
+    """Why sessions of a model cannot be rolled back where vLLM computes it; empty if they can.
+
+    vLLM itself says which architectures it has, when the model is loaded.
+    """
+    if hf_config.is_encoder_decoder:
+        return "it has an encoder and a decoder"
+    for kind in sorted(set(getattr(hf_config.get_text_config(), "layer_types", None) or ())):
+        if kind in _STATEFUL_LAYERS:
+            return f"layers of type {kind}: {_LAYER_REASONS[kind]}"
+    return ""
 
 
 def _unsupported_class(hf_config: PreTrainedConfig) -> str:

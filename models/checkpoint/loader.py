@@ -25,7 +25,6 @@ from transformers import (
     modeling_utils,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.utils.hub import cached_file
 
 from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
@@ -33,13 +32,14 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, give_scales, is_float8, unscaled
 from models.checkpoint.stored_shapes import check_stored_shapes, quiet, refuse_unfitting
 from models.checkpoint.stored_weights import check_weights, weight_files
+from models.checkpoint.token_ids import read_token_ids
 from models.config import EngineConfig, QuantizationName
 from models.files import naming, read_json
 from models.layers.rotary import fix_rotary_tables
 from models.parallel.layers import make_local
 from models.parallel.plan import divides_heads, tensor_parallel_plan
 from models.parallel.ranks import TensorParallel
-from models.text.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
+from models.text.vocabulary import DrawableIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +129,17 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     text = hf_config.get_text_config()
     sizes = key_sizes(hf_config, world_size)
     fix_rotary_tables(model, config.max_model_len)
-    eos_ids = _eos_ids(model)
+    ids = read_token_ids(config, hf_config)
     return Checkpoint(
         model=model,
-        num_columns=text.vocab_size,
-        drawable=drawable_ids(
-            _find_vocabulary(config.model_path), text.vocab_size, eos_ids, config.vocab_size
-        ),
+        num_columns=ids.num_columns,
+        drawable=ids.drawable,
         num_layers=sizes.num_layers,
         num_heads=sizes.num_heads,
         num_key_heads=sizes.num_key_heads,
         head_dim=sizes.head_dim,
         windows=layer_windows(text),
-        eos_ids=eos_ids,
+        eos_ids=ids.eos_ids,
         quantization=config.quantization,
         has_scales=keeps_scales,
         ranks=ranks,
@@ -222,24 +220,3 @@ def _weight_files(model_path: str) -> list[Path]:
     if not folder.is_dir():
         folder = Path(snapshot_download(model_path, allow_patterns="*.safetensors"))
     return sorted(folder.glob("*.safetensors"))
-
-
-def _find_vocabulary(model_path: str) -> Vocabulary | None:
-    """Find the vocabulary of the checkpoint's tokenizer, if it has one."""
-    file = Path(model_path) / "tokenizer.json"
-    if not Path(model_path).is_dir():
-        found = cached_file(
-            model_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False
-        )
-        file = Path(found or file)
-    return read_vocabulary(file) if file.is_file() else None
-
-
-def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    generation: Any = model.generation_config
-    ids = generation.eos_token_id if generation is not None else None
-    if ids is None:
-        ids = getattr(model.config.get_text_config(), "eos_token_id", None)
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
+from models.checkpoint.stored_weights import num_stored_bytes, num_stored_parameters
 from models.config import EngineConfig, QuantizationName
 from models.files import naming
 from models.heads.config import CHECKPOINT, heads_kind, num_key_layers
@@ -57,6 +59,8 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     """
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
+    if config.engine == "vllm":
+        return _vllm_estimate(config, hf_config)
     config = as_stored(config, hf_config)
     with naming(Path(config.model_path) / "config.json"):
         model = shapes_of(unscaled(hf_config), getattr(torch, config.dtype))
@@ -68,6 +72,36 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
         weight_bytes=weight_bytes + _heads_bytes(model, config),
         kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize, num_key_layers(config.heads)),
         quantization=config.quantization,
+    )
+
+
+def vllm_weight_bytes(config: EngineConfig) -> int:
+    """Return a rank's share of the weights in the files, as vLLM keeps them; 0: they are not here.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    folder = Path(config.model_path)
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        return 0
+    itemsize = getattr(torch, config.dtype).itemsize
+    return num_stored_bytes(folder, itemsize) // config.tensor_parallel_size
+
+
+def _vllm_estimate(config: EngineConfig, hf_config: PreTrainedConfig) -> MemoryEstimate:
+    itemsize = getattr(torch, config.dtype).itemsize
+    text = hf_config.get_text_config()
+    if latent := getattr(text, "kv_lora_rank", None):  # one latent for all heads, on every rank
+        per_token = text.num_hidden_layers * (latent + text.qk_rope_head_dim) * itemsize
+    else:
+        per_token = kv_bytes_per_token(key_sizes(hf_config, config.tensor_parallel_size), itemsize)
+    folder = Path(config.model_path)
+    has_files = folder.is_dir() and any(folder.glob("*.safetensors"))
+    return MemoryEstimate(
+        num_parameters=num_stored_parameters(folder) if has_files else 0,
+        weight_bytes=vllm_weight_bytes(config),
+        kv_bytes_per_token=per_token,
+        quantization=None,
     )
 
 

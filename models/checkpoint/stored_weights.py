@@ -18,6 +18,7 @@ from models.files import read_json, refuse_pointer, unreadable
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _FLOAT8 = "F8_E4M3"
+_STORED_BYTES = {_FLOAT8: 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}  # the others are cast
 _T = TypeVar("_T")
 
 
@@ -93,6 +94,22 @@ def num_stored_parameters(folder: Path) -> int:
         ValueError: a file cannot be read, is cut off, or is no safetensors file.
     """
     return sum(_of_all(folder, lambda shape, _: math.prod(shape)))
+
+
+def num_stored_bytes(folder: Path, itemsize: int) -> int:
+    """Bytes of a checkpoint's tensors where numbers of floating point take `itemsize` each.
+
+    Those of other types (packed integers, float8) take what they take in the files.
+
+    Raises:
+        ValueError: as above.
+    """
+    return sum(
+        _of_all(
+            folder,
+            lambda shape, dtype: math.prod(shape) * _STORED_BYTES.get(dtype, itemsize),
+        )
+    )
 
 
 def stores_float8(folder: Path) -> bool:

@@ -16,17 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.loader import kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
 from models.device import fetch, wait_for
-from models.engine.backends import LaidOut, lay_out
-from models.engine.profiling import measured_share
+from models.engine.loading import LoadedModel, load_model
 from models.engine.self_test import is_batch_invariant
 from models.gpu import setup as gpu
 from models.gpu.forward import PagedBackend
 from models.gpu.graphs import GraphBackend, GraphsKept, alone
-from models.gpu.memory import CudaMemory
-from models.heads.config import num_key_layers
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows, copied_blocks, entered_blocks, with_ids
@@ -57,30 +53,22 @@ class ModelRunner:
         self._ranks = ranks
         if ranks is not None and config.batch_invariant:
             ranks.sums_in_order = True
-        checkpoint = load_checkpoint(config, ranks)
-        kernel, block_size = gpu.choose_kernel(config, checkpoint)
-        if ranks is not None:
-            ranks.must_agree("block_size", block_size)
-        came_to = {"block_size": block_size, "quantization": checkpoint.quantization}
-        self.config = config = config.model_copy(update=came_to)
-        self.vocab_size = checkpoint.drawable.size  # ids that may be sampled
-        self.num_input_ids = checkpoint.num_columns  # ids that may be read
-        self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
-        self.eos_ids = checkpoint.eos_ids
+        loaded = load_model(config, ranks)
+        self.config = config = loaded.config
+        self.vocab_size = loaded.drawable.size  # ids that may be sampled
+        self.num_input_ids = loaded.num_columns  # ids that may be read
+        self._missing_ids = torch.tensor(loaded.drawable.missing, device=self.device)
+        self.eos_ids = loaded.eos_ids
         self.max_model_len = config.max_model_len
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.kv_bytes_per_token = kv_bytes_per_token(
-            checkpoint, self.dtype.itemsize, num_key_layers(config.heads)
-        )
-        laid_out = lay_out(checkpoint, config, kernel)
-        self.layers = laid_out.packed.forward  # to look at, not to change
-        drafting = laid_out.drafting
-        self.heads, self.draft_layer = drafting.heads, drafting.layer
-        self._states_of = drafting.states_of
-        self.weight_bytes = laid_out.packed.weight_bytes  # before packing; of this rank's part
-        num_blocks = self._num_blocks(laid_out)
-        self.pool = BlockPool(num_blocks, block_size)
-        self.backend = laid_out.backend(num_blocks)  # to look at, as well
+        self.kv_bytes_per_token = loaded.kv_bytes_per_token
+        self.layers = loaded.layers  # to look at, not to change
+        self.heads, self.draft_layer = loaded.drafting.heads, loaded.drafting.layer
+        self._states_of = loaded.drafting.states_of
+        self.weight_bytes = loaded.weight_bytes  # before packing; of this rank's part
+        num_blocks = self._num_blocks(loaded)
+        self.pool = BlockPool(num_blocks, config.block_tokens)
+        self.backend = loaded.backend(num_blocks)  # to look at, as well
         self._graphs: GraphBackend | None = None
         if isinstance(self.backend, PagedBackend):
             agree = alone if ranks is None else ranks.all_say
@@ -336,13 +324,11 @@ class ModelRunner:
             logits.index_fill_(1, self._missing_ids, float("-inf"))
         return logits
 
-    def _num_blocks(self, laid_out: LaidOut) -> int:
+    def _num_blocks(self, loaded: LoadedModel) -> int:
         """KV blocks, as many as every rank has room for."""
-        config, share_bytes = self.config, 0
-        if config.gpu_memory_utilization is not None:
-            memory = CudaMemory(self.device)
-            share_bytes = measured_share(config, memory, laid_out, self.num_input_ids)
-        num_blocks = num_kv_blocks(config, self.kv_bytes_per_token, share_bytes)
+        is_share = self.config.gpu_memory_utilization is not None
+        share_bytes = loaded.share_bytes() if is_share else 0
+        num_blocks = num_kv_blocks(self.config, self.kv_bytes_per_token, share_bytes)
         return num_blocks if self._ranks is None else self._ranks.least(num_blocks)
 
     def _choose_tiling(self) -> None:

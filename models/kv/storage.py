@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,22 @@ class KVSizes:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+
+
+class BlockStorage(Protocol):
+    """The operations on the blocks of any layout that runners ask for."""
+
+    def are_finite(self, block_ids: list[int]) -> bool:
+        """Return whether these blocks, all rows of which are written, hold finite numbers only."""
+        ...
+
+    def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole blocks; what they hold before, also where a target is a source."""
+        ...
+
+    def clear_blocks(self, block_ids: list[int], *, of_heads: bool = False) -> None:
+        """Zero blocks that a session enters; `of_heads`: in the layers of what drafts."""
+        ...
 
 
 class KVBlocks:

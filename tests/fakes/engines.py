@@ -48,10 +48,12 @@ from models.protocol.messages import (
     Verify,
 )
 from models.protocol.token_sequence import TokenSequence
+from tests.harness.runs import engines
 
 VOCAB_SIZE = 256
 EOS_ID = VOCAB_SIZE - 1
 EPOCH = 7
+BLOCK = engines.block_tokens()  # tokens of a block where a test gives no size
 _NO_NOTICES_S = 1e6  # on a busy machine anybody may have waited for a second
 CONSTRAINT = Endpoint(address="tcp://127.0.0.1:1", public_key="", epoch=3)
 
@@ -69,6 +71,7 @@ def tiny_checkpoint(*, noise: float) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=engines.head_dim(),
         max_position_embeddings=2048,
         initializer_range=0.15,
         bos_token_id=None,
@@ -90,10 +93,9 @@ def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: A
 
     Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
     """
-    sizes = {
+    sizes = engines.settings() | {
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
-        "block_size": 16,
         "max_num_batched_tokens": 64,
         "num_threads": 1,
     }

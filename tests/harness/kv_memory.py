@@ -1,7 +1,18 @@
-"""How much memory a runner's keys and values take, by what was allocated."""
+"""A runner's keys and values: the memory that was allocated for them, and one layer's."""
+
+from typing import Any
+
+from torch import Tensor
 
 from models.engine.runner import ModelRunner
 
 
 def kv_bytes(runner: ModelRunner) -> int:
     return sum(part.nbytes for layer in runner.backend.storage.blocks for part in layer)
+
+
+def last_keys(runner: ModelRunner) -> Tensor:
+    """The last layer's keys by block, in whatever layout its engine has."""
+    storage: Any = runner.backend.storage
+    keys: Tensor = storage.layers[-1] if runner.config.engine == "vllm" else storage.blocks[-1][0]
+    return keys

@@ -25,6 +25,8 @@ from tests.fakes.engines import (
     reference_greedy,
 )
 
+pytestmark = pytest.mark.every_engine
+
 PROMPT = random_prompt(1, 12)
 
 
@@ -95,7 +97,7 @@ def test_a_rejection_rolls_back() -> None:
     submit_open(engine)
     submit_propose(engine, 1, PROMPT, 4)
     drafted = only_proposal(engine).tokens
-    other = (drafted[1] + 1) % EOS_ID
+    other = (drafted[1] + 2) % EOS_ID
     submit_propose(engine, 2, [*PROMPT, drafted[0], other], 4, base_len=len(PROMPT) + 1)
     again = only_proposal(engine).tokens
     assert again == reference_greedy([*PROMPT, drafted[0], other], 4)

@@ -23,6 +23,8 @@ from tests.fakes.engines import (
     random_prompt,
 )
 
+pytestmark = pytest.mark.every_engine
+
 PROMPT = random_prompt(1, 12)
 K = 6
 SAMPLINGS = {

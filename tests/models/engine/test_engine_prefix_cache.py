@@ -14,6 +14,7 @@ from models.grammar.masks import NoMaskSource
 from models.protocol.messages import EngineReply, Proposal, Sampling, Verdict
 from tests.cases.messages import EPOCH, opening, proposing, verifying
 from tests.fakes.engines import (
+    BLOCK,
     CONSTRAINT,
     Client,
     Link,
@@ -26,11 +27,14 @@ from tests.fakes.engines import (
     reference_greedy,
     run_clients,
 )
+from tests.harness.kv_memory import last_keys
+
+pytestmark = pytest.mark.every_engine
 
 GREEDY = Sampling(temperature=0)
 SYSTEM = random_prompt(100, 1500)
 CHATS = [SYSTEM + random_prompt(200 + i, 20) for i in range(10)]
-NUM_SHARED = 1488  # tokens of the system prompt in whole blocks of 16
+NUM_SHARED = 1490 // BLOCK * BLOCK  # tokens of the system prompt in whole blocks
 ROOMY = {"max_model_len": 1600, "kv_cache_tokens": 32_000, "max_num_batched_tokens": 512}
 NUM_DRAFTED = 3
 
@@ -112,7 +116,7 @@ def test_ten_chats_over_one_system_prompt_compute_it_once(monkeypatch, make, tog
     stats = watched.engine.stats()
     assert stats.prefix_queries == 10 * len(CHATS[0])
     assert stats.prefix_hits == 9 * NUM_SHARED
-    assert stats.num_cached_blocks > NUM_SHARED // 16
+    assert stats.num_cached_blocks > NUM_SHARED // BLOCK
     if make is make_target:
         cached = sorted(reply.num_cached_tokens for reply in replies)
         assert cached == [0] + 9 * [NUM_SHARED]
@@ -150,8 +154,9 @@ def test_the_next_turn_finds_the_answer_as_well(monkeypatch):
     question = [*prompt, *answer, *random_prompt(8, 10)]
     (verdict,) = watched.ask("turn-2", question)
     # All of prompt and answer but the last token, which no pass has read: 81 tokens.
-    assert verdict.num_cached_tokens == 80
-    assert watched.num_rows == len(question) - 80
+    num_cached = 81 // BLOCK * BLOCK
+    assert verdict.num_cached_tokens == num_cached
+    assert watched.num_rows == len(question) - num_cached
     assert verdict.token == reference_greedy(question, 1)[0]
 
 
@@ -177,10 +182,11 @@ def test_drafted_tokens_are_not_found(monkeypatch):
     (verdict,) = watched.ask("other", [*prompt, *wrong])
     assert verdict.num_cached_tokens == 32
     watched = Watched(monkeypatch, make_draft)
-    (proposal,) = watched.ask("guess", prompt[:31])
+    first = random_prompt(7, 2 * BLOCK - 1)  # its last block would be full with what is drafted
+    (proposal,) = watched.ask("guess", first)
     watched.num_rows = 0
-    watched.ask("other", [*prompt[:31], *proposal.tokens])
-    assert watched.num_rows == rows_of(31 + NUM_DRAFTED - 16, make_draft)
+    watched.ask("other", [*first, *proposal.tokens])
+    assert watched.num_rows == rows_of(len(first) + NUM_DRAFTED - BLOCK, make_draft)
 
 
 def test_salts_and_disabled_caches_share_nothing(monkeypatch):
@@ -193,20 +199,20 @@ def test_salts_and_disabled_caches_share_nothing(monkeypatch):
 
 
 def test_a_preempted_session_finds_what_was_not_evicted(monkeypatch):
-    watched = Watched(monkeypatch, make_target, kv_cache_tokens=128)
-    old, young = random_prompt(1, 10), random_prompt(2, 70)
+    watched = Watched(monkeypatch, make_target, kv_cache_tokens=8 * BLOCK)
+    old, young = random_prompt(1, 10), random_prompt(2, 4 * BLOCK + 6)
     watched.submit("old", old)
     watched.submit("young", young)
     first = {reply.session_id: reply.token for reply in watched.drain()}
-    grown = old + random_prompt(3, 60)
+    grown = old + random_prompt(3, 4 * BLOCK - 4)
     watched.ask("old", grown, seq=2)  # five blocks, of the eight: "young" had five
     stats = watched.engine.stats()
     assert (stats.num_preemptions, stats.prefix_evictions) == (1, 1)
     watched.engine.close("old")
     watched.num_rows = 0
     (verdict,) = watched.ask("young", [*young, first["young"]], seq=2)
-    assert verdict.num_cached_tokens == 48
-    assert watched.num_rows == 71 - 48
+    assert verdict.num_cached_tokens == 3 * BLOCK
+    assert watched.num_rows == len(young) + 1 - 3 * BLOCK
     assert verdict.token == reference_greedy([*young, first["young"]], 1)[0]
 
 
@@ -216,12 +222,12 @@ def test_what_is_not_finite_is_not_published(monkeypatch):
     watched.submit("bad", random_prompt(7, 40))
     watched.submit("good", random_prompt(8, 40))
     tables = engine.block_tables()
-    keys, _ = runner.backend.storage.blocks[-1]
+    keys = last_keys(runner)
     forward = runner.forward
 
     def break_a_row(sequences):
         logits = forward(sequences)
-        keys[tables[0].block_ids[1], 0, 3, 2] = float("nan")
+        keys[tables[0].block_ids[1], 0, 0, 2] = float("nan")
         return logits
 
     monkeypatch.setattr(runner, "forward", break_a_row)
@@ -277,8 +283,9 @@ def test_a_hit_changes_no_text(sampling, k, constrained):
             assert not any(client.failures for client in clients)
         texts.append(found)
         hits = [engine.stats().prefix_hits for engine in (target, draft)]
-        assert (hits[0] >= 3 * 48) == enabled
-        assert (hits[1] >= 3 * 48) == (enabled and k > 0)
+        num_found = 3 * (60 // BLOCK * BLOCK)
+        assert (hits[0] >= num_found) == enabled
+        assert (hits[1] >= num_found) == (enabled and k > 0)
     assert texts[0] == texts[1]
     assert texts[0][:2] == texts[0][2:]
     assert all(isinstance(verdict, Verdict) for client in clients for verdict in client.verdicts)

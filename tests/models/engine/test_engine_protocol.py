@@ -29,6 +29,8 @@ from tests.fakes.engines import (
     run_clients,
 )
 
+pytestmark = pytest.mark.every_engine
+
 PROMPTS = [random_prompt(i, 3 + 11 * i) for i in range(8)]
 NUM_TOKENS = 12
 

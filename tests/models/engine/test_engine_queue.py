@@ -16,6 +16,7 @@ from models.grammar.masks import NoMaskSource
 from models.protocol.messages import EngineReply, Queued, Sampling, Verdict
 from tests.cases.messages import opening, proposing, verifying
 from tests.fakes.engines import (
+    BLOCK,
     EPOCH,
     Client,
     FakeClock,
@@ -26,6 +27,8 @@ from tests.fakes.engines import (
     make_target,
     random_prompt,
 )
+
+pytestmark = pytest.mark.every_engine
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -60,8 +63,10 @@ def test_who_waits_for_blocks_hears_so_until_there_are_some() -> None:
 
 def test_the_time_in_passes_is_summed() -> None:
     clock = FakeClock()
-    engine = TargetEngine(make_runner(kv_cache_tokens=96), NoMaskSource(), EPOCH, clock=clock)
-    assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6, block_size=16)
+    engine = TargetEngine(
+        make_runner(kv_cache_tokens=6 * BLOCK), NoMaskSource(), EPOCH, clock=clock
+    )
+    assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6, block_size=BLOCK)
     forward = engine.runner.forward
 
     seen = []  # while the pass runs
@@ -84,7 +89,7 @@ def test_the_time_in_passes_is_summed() -> None:
     assert seen == [40, 1, 1, 1]
     engine.step()
     assert engine.pass_rows == 0
-    assert load.kv_use == 3 / 6  # 40 + 3 tokens
+    assert load.kv_use == pytest.approx(-(-43 // BLOCK) / 6)  # 40 + 3 tokens
     assert engine.stats().num_kv_tokens == 43
 
 

@@ -20,6 +20,8 @@ from tests.fakes.engines import (
     reference_greedy,
 )
 
+pytestmark = pytest.mark.every_engine
+
 PROMPT = random_prompt(1, 12)
 REJECTION = Sampling(seed=5, verification="rejection")
 COUPLED = Sampling(seed=5)

@@ -16,6 +16,7 @@ from models.protocol.messages import EngineReply, EngineRequest, Sampling, Token
 from models.protocol.packed_logprobs import unpack
 from tests.cases.messages import opening, verifying
 from tests.fakes.engines import (
+    BLOCK,
     CONSTRAINT,
     EOS_ID,
     BadLink,
@@ -30,6 +31,8 @@ from tests.fakes.engines import (
     run_clients,
     tiny_checkpoint,
 )
+
+pytestmark = pytest.mark.every_engine
 
 PROMPT = random_prompt(3, 41)
 SEEDED = Sampling(seed=5, num_logprobs=4)
@@ -221,7 +224,7 @@ def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
     engine.submit(opening("parent", Sampling(), len(PROMPT)), "r")
     engine.submit(verifying("parent", 1, PROMPT, []), "r")
     drain(engine)
-    assert engine.stats().num_cached_blocks == len(PROMPT) // 16
+    assert engine.stats().num_cached_blocks == len(PROMPT) // BLOCK
     engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
     (session,) = (one for one in engine.sessions if one.session_id == "s")
     assert session.needs_prompt_logits

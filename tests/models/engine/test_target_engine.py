@@ -25,6 +25,8 @@ from tests.fakes.engines import (
     reference_greedy,
 )
 
+pytestmark = pytest.mark.every_engine
+
 
 @pytest.mark.parametrize("num_right", [0, 1, 3, 4])
 def test_a_draft_stands_up_to_its_first_wrong_token(num_right: int) -> None:

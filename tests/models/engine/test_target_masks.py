@@ -24,6 +24,8 @@ from tests.fakes.engines import (
     reference_greedy,
 )
 
+pytestmark = pytest.mark.every_engine
+
 
 def constrained(masks: MaskSource, clock: FakeClock | None = None) -> TargetEngine:
     engine = TargetEngine(make_runner(), masks, EPOCH, clock=clock or FakeClock(), mask_wait_s=0.5)

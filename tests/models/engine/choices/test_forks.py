@@ -16,6 +16,7 @@ from models.protocol.packed_logprobs import unpack
 from tests.cases.choices.lists import CHOICES, choosing, enumerated
 from tests.cases.target import close_all, submit_open, submit_verify
 from tests.fakes.engines import (
+    BLOCK,
     CONSTRAINT,
     EOS_ID,
     EPOCH,
@@ -25,6 +26,8 @@ from tests.fakes.engines import (
     random_prompt,
     tiny_checkpoint,
 )
+
+pytestmark = pytest.mark.every_engine
 
 SEEDED = Sampling(seed=5)
 PROMPT = random_prompt(3, 41)
@@ -61,7 +64,7 @@ def ask(
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 41, 64])
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("block_size", [BLOCK, 64])
 def test_choices_weigh_what_enumeration_says(length: int, block_size: int) -> None:
     prompt = random_prompt(3, length)
     engine = make_target(block_size=block_size, max_num_batched_tokens=256)
@@ -96,10 +99,12 @@ def test_all_choices_are_weighed_in_one_pass_behind_the_prompt() -> None:
     "limits",
     [
         pytest.param({"max_num_batched_tokens": 16}, id="narrow passes"),
-        pytest.param({"max_num_batched_tokens": 256, "kv_cache_tokens": 80}, id="few blocks"),
+        pytest.param(
+            {"max_num_batched_tokens": 256, "kv_cache_tokens": 5 * BLOCK}, id="few blocks"
+        ),
         pytest.param({"enable_prefix_caching": False}, id="no prefix cache"),
         pytest.param({"block_size": 64}, id="long blocks"),
-        pytest.param({"kv_cache_tokens": 64}, id="no block to spare"),
+        pytest.param({"kv_cache_tokens": 4 * BLOCK}, id="no block to spare"),
     ],
 )
 def test_weights_are_the_same_however_passes_are_cut(limits: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ from tests.cases.choices.lists import CHOICES, choosing, enumerated, normalised
 from tests.cases.target import close_all, submit_open
 from tests.fakes.engines import EOS_ID, drain, make_target, random_prompt, tiny_checkpoint
 
+pytestmark = pytest.mark.every_engine
+
 PROMPT = random_prompt(3, 41)
 LOGPROBS = [-8.0, -7.0, -9.5, -6.8, -12.0]
 NUM_DRAWS = 4000

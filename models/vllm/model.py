@@ -1,0 +1,163 @@
+"""A model, or a rank's part of it, that vLLM's worker holds in this process.
+
+Of vLLM there are its layers, its kernels, its loader and its layout of the KV cache. Its scheduler,
+sampler, server and processes are not here. All ranks of a model make one of these, each in its own
+process, and the process group is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from vllm.config import set_current_vllm_config
+from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+from vllm.v1.core.kv_cache_utils import (
+    get_kv_cache_config_from_groups,
+    get_kv_cache_groups,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from models.checkpoint.architecture import refuse_unsupported
+from models.checkpoint.loader import read_config
+from models.checkpoint.memory_estimate import vllm_weight_bytes
+from models.checkpoint.stored_weights import check_weights
+from models.checkpoint.token_ids import read_token_ids
+from models.config import EngineConfig
+from models.parallel.ranks import TensorParallel
+from models.vllm.arguments import vllm_config
+from models.vllm.backend import VllmBackend
+
+
+class VllmModel:
+    """Implements `ModelForward`, as far as runners look at it, around vLLM's worker.
+
+    Args:
+        config: what to load.
+        ranks: those that share the model.
+
+    Attributes:
+        block_size: tokens of a KV block, which vLLM's kernel takes.
+        kv_bytes_per_token: bytes of one token's keys and values, on this rank.
+        weight_bytes: of this rank's part.
+
+    Raises:
+        ValueError: there is no checkpoint, or vLLM or the loop around it cannot serve it.
+    """
+
+    def __init__(self, config: EngineConfig, ranks: TensorParallel | None) -> None:
+        hf_config = read_config(config.model_path)
+        refuse_unsupported(hf_config, config)
+        if Path(config.model_path).is_dir():
+            check_weights(Path(config.model_path))
+        ids = read_token_ids(config, hf_config)
+        self.num_columns, self.drawable, self.eos_ids = ids.num_columns, ids.drawable, ids.eos_ids
+        self._config = vllm_config(config)
+        _refuse(self._config.model_config)
+        self._worker = _make_worker(self._config, 0 if ranks is None else ranks.rank)
+        with set_current_vllm_config(self._config):
+            self._worker.init_device()
+            self._worker.load_model()
+        specs = self._worker.get_kv_cache_spec()
+        layout = resolve_kv_cache_layout(
+            self._config, [self._worker.get_supported_kv_cache_layouts()], [*specs.values()]
+        )
+        self._worker.set_kv_cache_layout(layout.name)
+        self._groups = get_kv_cache_groups(self._config, specs)
+        self.block_size = _block_size(self._groups)
+        page_bytes = sum(spec.page_size_bytes for spec in specs.values())
+        self.kv_bytes_per_token = page_bytes // self.block_size
+        # vLLM packs weights for a CPU out of the layers' sight: the files tell.
+        self.weight_bytes = vllm_weight_bytes(config)
+
+    def share_bytes(self) -> int:
+        """Measure the bytes that `gpu_memory_utilization` leaves for keys and values here."""
+        with set_current_vllm_config(self._config):
+            return self._worker.determine_available_memory()
+
+    def backend(self, num_blocks: int) -> VllmBackend:
+        """Return the back-end over so many KV blocks, with its graphs. Call once."""
+        cache = self._config.cache_config
+        cache.num_gpu_blocks_override = num_blocks + 1  # one more is nobody's
+        pages = get_kv_cache_config_from_groups(self._config, self._groups, _ROOM)
+        pages.kv_cache_layout = cache.kv_cache_layout
+        cache.num_gpu_blocks = num_blocks + 1
+        with set_current_vllm_config(self._config):
+            self._worker.initialize_from_config(pages)
+            self._worker.compile_or_warm_up_model()
+        return VllmBackend(self._config, self._worker.model_runner, num_blocks, self.block_size)
+
+    # --- what runners look at
+
+    def products(self) -> list[nn.Module]:
+        """See `ModelForward`."""
+        return [layer for layer in self._layers.modules() if hasattr(layer, "quant_method")]
+
+    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
+        """Refuse: nothing drafts with the model here (`EngineConfig` says so first)."""
+        raise ValueError("engine vllm keeps no states of its layers")
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """See `ModelForward`."""
+        return None
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
+    ) -> Tensor:
+        """See `ModelForward`; `paged` is vLLM's business, within its context of a pass."""
+        hidden: Tensor = self._layers(input_ids=token_ids, positions=positions)
+        return self._layers.compute_logits(hidden if keep is None else hidden[keep])
+
+    @property
+    def _layers(self) -> Any:
+        return self._worker.model_runner.get_model()
+
+
+_ROOM = 1 << 60  # bytes: the number of blocks is given
+
+
+def _make_worker(config: Any, rank: int) -> Any:
+    """Return vLLM's worker for this rank; our process group is there, or is made for one rank."""
+    if config.device_config.device_type == "cpu":
+        from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+    else:
+        from vllm.v1.worker.gpu_worker import Worker
+    return Worker(
+        vllm_config=config,
+        local_rank=0,  # a process sees its own GPU only
+        rank=rank,
+        distributed_init_method="tcp://127.0.0.1:0",
+        is_driver_worker=rank == 0,
+    )
+
+
+def _refuse(model: Any) -> None:
+    """Refuse models that take more than tokens and their positions.
+
+    Raises:
+        ValueError: names it.
+    """
+    name = model.hf_config.model_type
+    if model.is_multimodal_model:
+        raise ValueError(f"model type {name!r} cannot be served by vllm: it reads more than text")
+    if model.uses_mrope:
+        raise ValueError(f"model type {name!r} cannot be served by vllm: positions of three axes")
+
+
+def _block_size(groups: Sequence[Any]) -> int:
+    """Return the tokens of a block, the same in all layers.
+
+    Raises:
+        ValueError: layers keep other things than keys and values by position.
+    """
+    specs = [group.kv_cache_spec for group in groups]
+    if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
+        names = ", ".join(sorted({type(spec).__name__ for spec in specs}))
+        raise ValueError(
+            f"the model keeps {names or 'no cache'}: sessions are rolled back by length, which "
+            "needs keys and values by position, alike in all layers"
+        )
+    return specs[0].block_size
