@@ -52,6 +52,18 @@ def rank_from_logits(
     return torch.cat(ranked, dim=1)
 
 
+def load_kernels(device: torch.device, vocab_size: int) -> None:
+    """Draw once by the kernels, where there are some: a first draw compiles them for seconds.
+
+    Args:
+        device: of the logits that will be drawn from.
+        vocab_size: their columns, for which kernels are compiled.
+    """
+    if has_kernels(device):
+        of_all = Sampling(temperature=1.0, top_k=1, top_p=0.5)
+        draw_by_kernels(torch.zeros(1, vocab_size, device=device), [of_all], [0])
+
+
 def draw_by_kernels(
     logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> Tensor:
