@@ -15,7 +15,8 @@ needs no kernel.
 The data is chosen by the page size, so that every table has several pages. A kernel that reads only
 the first page of each session would be right on any shorter session. Kernels choose other code if
 no session has more than one row, and by the number of rows. So there are passes of one row each, of
-more than 64 and padded ones.
+more than 64 and padded ones. FlashAttention 2 has such code only if later keys are left open. They
+are where that changes no bit, because a step and a round must agree.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _working_kernel(
                 kernel = dataclasses.replace(kernel, reads_unwritten=True)
                 complaint = _complaint(kernel, each, device, unwritten=0.0)
             if not complaint:
-                return kernel, each
+                return _opened(kernel, each, device), each
             complaints.setdefault(complaint, []).append(each.block_size)
     raise NoKernel(
         " / ".join(
@@ -192,6 +193,25 @@ def _working_kernel(
             for complaint, pages in complaints.items()
         )
     )
+
+
+def _opened(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> VarlenKernel:
+    """Return the kernel so that it opens steps, if it can and their bits stay as they are."""
+    opened = dataclasses.replace(kernel, opens_steps=True)
+    planned = _decode_pass(sizes.block_size)
+    unwritten = 0.0 if kernel.reads_unwritten else math.nan
+    storage, tensors, query = _made(planned, sizes, device, unwritten)
+    keys, values = storage.blocks[0]
+    for with_lse in (False, True):
+        call = dataclasses.replace(_call_of(planned, sizes, None), with_lse=with_lse)
+        try:
+            both = [each(query, keys, values, tensors, call) for each in (kernel, opened)]
+        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+            return kernel
+        before, after = both if with_lse else ((one,) for one in both)
+        if not all(map(torch.equal, before, after)):
+            return kernel
+    return opened
 
 
 def _complaint(
@@ -216,13 +236,7 @@ def probe(
         storage, tensors, query = _made(planned, sizes, device, unwritten)
         keys, values = storage.blocks[0]
         for window in (None, size // 2 + 4, size + 7):
-            call = KernelCall(
-                max_rows=max(count for _, count in planned.rows),
-                max_keys=4 * size if planned.num_rows else _longest(planned),
-                scale=_SCALE_SHARE * sizes.head_dim**-0.5,
-                window=window,
-                with_lse=True,
-            )
+            call = _call_of(planned, sizes, window)
             got = kernel(query, keys, values, tensors, call)
             wanted = reference_kernel()(query, keys, values, tensors, call)
             if complaint := _difference(got, wanted):
@@ -237,13 +251,24 @@ def _probe_passes(size: int) -> tuple[_ProbePass, ...]:
             "a mixed pass",
             ((0, 3), (2 * size + size // 2, 5), (max(0, size - 5), 70), (3 * size - 1, 1)),
         ),
-        _ProbePass("a decode pass", ((0, 1), (size, 1), (2 * size + 3, 1))),
+        _decode_pass(size),
         _ProbePass("a padded pass", ((2 * size + 3, 1), (size - 2, 4)), num_rows=8),
     )
 
 
-def _longest(planned: _ProbePass) -> int:
-    return max(start + count for start, count in planned.rows)
+def _decode_pass(size: int) -> _ProbePass:
+    return _ProbePass("a decode pass", ((0, 1), (size, 1), (2 * size + 3, 1)))
+
+
+def _call_of(planned: _ProbePass, sizes: AttentionSizes, window: int | None) -> KernelCall:
+    longest = max(start + count for start, count in planned.rows)
+    return KernelCall(
+        max_rows=max(count for _, count in planned.rows),
+        max_keys=4 * sizes.block_size if planned.num_rows else longest,
+        scale=_SCALE_SHARE * sizes.head_dim**-0.5,
+        window=window,
+        with_lse=True,
+    )
 
 
 def _difference(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> str:
