@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.device import copy_into
 from models.gpu.buckets import Bucket, BucketPlan
-from models.gpu.indices import PassShape, PassTensors, index_pass, padded_shape
+from models.gpu.indices import PassShape, PassTensors, index_pass
 from models.kv.rows import SequenceRows
 from models.kv.storage import KVBlocks
 
@@ -245,11 +245,13 @@ class BucketedPasses:
         self._blocks = blocks
         self._table_width = table_width
         device = blocks.device
-        largest = self._shape(plan.buckets[-1])
+        shapes = [self._shape(bucket) for bucket in plan.buckets]
         backend.release()
         first_bytes = backend.used_bytes()
-        self._longs = torch.zeros(largest.num_longs, dtype=torch.int64, device=device)
-        self._ints = torch.zeros(largest.num_ints, dtype=torch.int32, device=device)
+        num_longs = max(shape.num_longs for shape in shapes)
+        num_ints = max(shape.num_ints for shape in shapes)
+        self._longs = torch.zeros(num_longs, dtype=torch.int64, device=device)
+        self._ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self._logits = torch.empty(0, device=device)
         self._graphs = self._capture(backend, compute, terms, first_bytes)
         plan.keep(self._graphs)
@@ -314,7 +316,9 @@ class BucketedPasses:
         return PassTensors.cut(self._shape(bucket), self._longs, self._ints)
 
     def _shape(self, bucket: Bucket) -> PassShape:
-        return padded_shape(bucket.num_rows, self._table_width)
+        return PassShape(
+            bucket.num_rows, bucket.num_sessions, self._table_width, bucket.session_rows
+        )
 
     def _write(self, bucket: Bucket, sequences: Sequence[SequenceRows]) -> None:
         """Write the padded arrays of a pass into the buffers."""

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from models.gpu.indices import PassTensors, exact_shape, index_pass, padded_shape
+from models.gpu.indices import PassShape, PassTensors, exact_shape, index_pass
 from models.gpu.kernel import KernelCall, VarlenFunction, VarlenKernel
 from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
@@ -260,10 +260,14 @@ def _decode_pass(size: int) -> _ProbePass:
     return _ProbePass("a decode pass", ((0, 1), (size, 1), (2 * size + 3, 1)))
 
 
+def _most_rows(planned: _ProbePass) -> int:
+    return max(count for _, count in planned.rows)
+
+
 def _call_of(planned: _ProbePass, sizes: AttentionSizes, window: int | None) -> KernelCall:
     longest = max(start + count for start, count in planned.rows)
     return KernelCall(
-        max_rows=max(count for _, count in planned.rows),
+        max_rows=_most_rows(planned),
         max_keys=4 * sizes.block_size if planned.num_rows else longest,
         scale=_SCALE_SHARE * sizes.head_dim**-0.5,
         window=window,
@@ -318,7 +322,9 @@ def _made(
     ]
     shape = exact_shape(sequences, size)
     if planned.num_rows:
-        shape = padded_shape(planned.num_rows, shape.table_width)
+        # One more session has the padded rows, and one has none.
+        num_sessions, session_rows = shape.num_sessions + 2, _most_rows(planned)
+        shape = PassShape(planned.num_rows, num_sessions, shape.table_width, session_rows)
     arrays = index_pass(sequences, shape, size, storage.null_block)
     longs, ints = (torch.from_numpy(array).to(device) for array in arrays)
     query = torch.randn(shape.num_rows, sizes.num_heads, sizes.head_dim, generator=generator)

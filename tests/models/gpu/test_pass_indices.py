@@ -65,8 +65,21 @@ def test_padded_rows_are_sessions_of_their_own_in_the_null_block():
     assert set(cut.block_table[1:].flatten().tolist()) == {NULL_BLOCK}
 
 
+def test_padded_rows_share_a_session_where_it_may_have_them():
+    """Its keys are theirs, in the null block, which has four slots."""
+    sequences = [rows([7, 2], 5, [11, 12])]
+    cut = tensors(sequences, PassShape(9, 4, 3, session_rows=6))
+    assert cut.positions.tolist()[2:] == [0, 1, 2, 3, 4, 5, 0]
+    slots = [slot - NULL_BLOCK * BLOCK_SIZE for slot in cut.row_slots.tolist()[2:]]
+    assert slots == [0, 1, 2, 3, 0, 1, 0]
+    assert cut.cumulative_rows.tolist() == [0, 2, 8, 9, 9]
+    assert cut.num_keys.tolist() == [7, 6, 1, 0]
+    assert set(cut.block_table[1:].flatten().tolist()) == {NULL_BLOCK}
+
+
+@pytest.mark.parametrize("session_rows", [1, 5])
 @pytest.mark.parametrize("seed", range(5))
-def test_padding_leaves_what_is_real_as_it_was(seed: int):
+def test_padding_leaves_what_is_real_as_it_was(seed: int, session_rows: int):
     draw = random.Random(seed)
     sequences = []
     for session in range(draw.randint(1, 6)):
@@ -75,7 +88,8 @@ def test_padding_leaves_what_is_real_as_it_was(seed: int):
         sequences.append(rows(blocks, start, draw.choices(range(50), k=count)))
     exact = exact_shape(sequences, BLOCK_SIZE)
     plain = tensors(sequences, exact)
-    padded = tensors(sequences, padded_shape(exact.num_rows + draw.randint(0, 9), 8))
+    num_rows = exact.num_rows + draw.randint(0, 9)
+    padded = tensors(sequences, PassShape(num_rows, num_rows, 8, session_rows))
     count, sessions = exact.num_rows, exact.num_sessions
     for name in ("token_ids", "positions", "row_slots"):
         assert torch.equal(getattr(padded, name)[:count], getattr(plain, name))
@@ -91,9 +105,11 @@ def test_padding_leaves_what_is_real_as_it_was(seed: int):
     [
         (PassShape(2, 4, 4), "3 rows of 1 sessions do not fit in 2 rows"),
         (PassShape(5, 2, 4), "3 rows of 1 sessions do not fit in 5 rows of 2 sessions"),
+        (PassShape(9, 2, 4, session_rows=5), "do not fit in 9 rows of 2 sessions"),
         (PassShape(3, 1, 1), "3 blocks do not fit in a table of 1"),
+        (PassShape(20, 2, 3, session_rows=17), "5 blocks do not fit in a table of 3"),
     ],
-    ids=["rows", "sessions to pad with", "blocks"],
+    ids=["rows", "sessions to pad with", "larger ones", "blocks", "blocks of padding"],
 )
 def test_a_shape_that_is_too_small_is_refused(shape: PassShape, message: str):
     with pytest.raises(ValueError, match=message):
