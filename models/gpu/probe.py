@@ -130,6 +130,7 @@ def find_kernel(
 
     Raises:
         NoKernel: there is none.
+        torch.OutOfMemoryError: the device is too full to try them; which says nothing of kernels.
     """
     complaints: list[str] = []
     for name, function in _candidates(features, complaints):
@@ -138,6 +139,8 @@ def find_kernel(
             if is_switched:
                 features.activate(name)
             return _working_kernel(features, function, sizes, device, name)
+        except torch.OutOfMemoryError:
+            raise
         except (NoKernel, ImportError, RuntimeError, ValueError, TypeError) as error:
             complaints.append(f"{name}: {error}")
             if is_switched:
@@ -206,6 +209,8 @@ def _opened(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -
         call = dataclasses.replace(_call_of(planned, sizes, None), with_lse=with_lse)
         try:
             both = [each(query, keys, values, tensors, call) for each in (kernel, opened)]
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
             return kernel
         before, after = both if with_lse else ((one,) for one in both)
@@ -219,6 +224,8 @@ def _complaint(
 ) -> str:
     try:
         return probe(kernel, sizes, device, unwritten=unwritten)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
 
@@ -238,10 +245,23 @@ def probe(
         for window in (None, size // 2 + 4, size + 7):
             call = _call_of(planned, sizes, window)
             got = kernel(query, keys, values, tensors, call)
-            wanted = reference_kernel()(query, keys, values, tensors, call)
+            wanted = _wanted(query, keys, values, tensors, call)
             if complaint := _difference(got, wanted):
                 return f"{complaint} in {planned.name} with window {window}"
     return ""
+
+
+def _wanted(
+    query: Tensor, keys: Tensor, values: Tensor, tensors: PassTensors, call: KernelCall
+) -> tuple[Tensor, Tensor]:
+    """Return the reference's results, head by head: of all heads it copies keys by gigabytes."""
+    group = query.shape[1] // keys.shape[2]
+    parts = []
+    for head, own in enumerate(query.split(1, dim=1)):
+        its = slice(head // group, head // group + 1)
+        parts.append(reference_kernel()(own, keys[:, :, its], values[:, :, its], tensors, call))
+    outs, log_sums = zip(*parts, strict=True)
+    return torch.cat(outs, dim=1), torch.cat(log_sums)
 
 
 def _probe_passes(size: int) -> tuple[_ProbePass, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import GPU_BLOCKS
 from models.gpu.indices import PassShape, PassTensors
@@ -318,3 +319,40 @@ def test_a_step_leaves_later_keys_open_and_reads_keys_once_a_group():
 @pytest.mark.parametrize("change", [differs_where_open, refuses_later_keys])
 def test_steps_stay_bounded_where_a_bit_would_change(change: Any):
     assert asked_for(wrapped(change), num_rows=1, window=None) == (-1, 0)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operation gave."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.num_bytes = max(self.num_bytes, result.nbytes)
+        return result
+
+
+def test_a_probe_of_a_model_of_7b_takes_little_memory_beside_its_weights():
+    """Its heads and pages; the reference alone would copy 940 MB of keys at a time."""
+
+    def wrong(args: list[Any], kwargs: Any) -> Any:
+        return torch.zeros_like(args[0]), torch.zeros(28, len(args[0]))
+
+    wanted = AttentionSizes(
+        num_heads=28, num_key_heads=4, head_dim=128, block_size=256, dtype=torch.bfloat16
+    )
+    kernel = VarlenKernel(wrapped(wrong), True, wants_cumulative_keys=False, name="wrong")
+    with Largest() as largest:
+        assert "attention is off" in probe(kernel, wanted, CPU)
+    assert largest.num_bytes < 40e6
+
+
+def test_a_device_that_is_too_full_is_not_one_without_a_kernel():
+    def full(args: list[Any], kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel_of(wrapped(full))
