@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -120,3 +121,44 @@ def test_an_empty_pass_is_all_padding():
     longs, ints = index_pass([], padded_shape(2, 1), BLOCK_SIZE, NULL_BLOCK)
     assert longs.dtype == np.int64
     assert ints.tolist() == [0, 1, 2, 0, 1, 2, 1, 1, NULL_BLOCK, NULL_BLOCK]
+
+
+def num_calls(num_sessions: int) -> int:
+    """Functions that are called to index a pass of sessions with five rows each."""
+    sequences = [rows([7 * n, 7 * n + 1, 5], 4 + n % 3, [1] * 5) for n in range(num_sessions)]
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, function: calls.append(event))
+    try:
+        index_pass(sequences, PassShape(5 * num_sessions + 7, num_sessions + 1, 9, 8), 4, 99)
+    finally:
+        sys.setprofile(None)
+    return sum(event.endswith("call") for event in calls)
+
+
+def test_a_session_costs_the_host_few_calls():
+    """The host waits for the GPU while it indexes: arrays are made for all sessions together."""
+    assert num_calls(40) - num_calls(8) <= 5 * 32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_row_is_where_its_position_is_in_its_table(seed: int):
+    draw = random.Random(seed)
+    sequences = [
+        rows(draw.sample(range(98), 12), draw.randint(0, 30), draw.choices(range(50), k=k))
+        for k in draw.choices([1, 1, 6, 17], k=draw.randint(1, 9))
+    ]
+    num_rows = sum(len(each.token_ids) for each in sequences)
+    shape = PassShape(num_rows + draw.randint(0, 9), 18, 13, session_rows=draw.choice([1, 4]))
+    cut = tensors(sequences, shape)
+    expected = [
+        (token_id, position, each.table.block_ids[position // 4] * 4 + position % 4)
+        for each in sequences
+        for position, token_id in enumerate(each.token_ids, each.start)
+    ]
+    of_rows = torch.stack([cut.token_ids, cut.positions, cut.row_slots], dim=1)
+    assert of_rows[:num_rows].tolist() == [list(row) for row in expected]
+    ends = [each.start + len(each.token_ids) for each in sequences]
+    assert cut.num_keys.tolist()[: len(ends)] == ends
+    for each, end, entry in zip(sequences, ends, cut.block_table.tolist(), strict=False):
+        width = -(-end // BLOCK_SIZE)
+        assert entry == each.table.block_ids[:width] + [NULL_BLOCK] * (13 - width)
