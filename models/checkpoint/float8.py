@@ -2,11 +2,12 @@
 
 Such a folder's linear layers hold float8_e4m3 numbers and one scale for each output, in a tensor
 `weight_scale` beside `weight`. Its config says so in the words of compressed-tensors. The inputs'
-scales are found row by row when they come (`models/gpu/fp8.py`). The numbers are read like any
-others, because every one of float8 is one of bfloat16 and float16 as well. Then they are given
-their scales here. Layers keep the scales apart on a GPU, so that products are of the published
-numbers. Elsewhere no product takes float8, so they are multiplied. Anything else that is quantised
-is refused by name.
+scales are found row by row when they come (`models/gpu/fp8.py`). A GPU reads the numbers as they
+are stored, so that a model never takes more memory there. Others read them like any numbers,
+because every one of float8 is one of bfloat16 and float16 as well. Then they are given their scales
+here. Layers keep the scales apart on a GPU, so that products are of the published numbers.
+Elsewhere no product takes float8, so they are multiplied. Anything else that is quantised is
+refused by name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from models.checkpoint.stored_weights import float8_shapes
 from models.config import EngineConfig
+from models.layers.quantization import can_round_to_fp8
 
 SCALES = "weight_scale"  # name of a layer's scales in the files
 # The config's entries for the layers, by key.
@@ -111,6 +115,32 @@ def unscaled(hf_config: PreTrainedConfig) -> PreTrainedConfig:
     plain = copy.deepcopy(hf_config)
     del plain.quantization_config
     return plain
+
+
+@contextmanager
+def kept_as_stored(folder: Path, num_ranks: int) -> Iterator[None]:
+    """Have transformers read the folder's float8 as it is, and not as the model's type.
+
+    It does nothing if a layer, or a rank's part of it, has sizes that no product takes.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    shapes = float8_shapes(folder)
+    fit = all(_fits(shape, 1) and _fits(shape, num_ranks) for shape in shapes.values())
+    plan = {f"^{re.escape(name)}$": torch.float8_e4m3fn for name in shapes if fit}
+    name = "_get_dtype_plan"
+    kept = getattr(PreTrainedModel, name)
+    setattr(PreTrainedModel, name, lambda model, dtype: kept(model, dtype) | plan)
+    try:
+        yield
+    finally:
+        setattr(PreTrainedModel, name, kept)
+
+
+def _fits(shape: tuple[int, ...], num_ranks: int) -> bool:
+    """Return whether a product takes a layer that is divided among ranks along either size."""
+    return len(shape) == 2 and can_round_to_fp8(shape[0] // num_ranks, shape[1] // num_ranks)
 
 
 def give_scales(

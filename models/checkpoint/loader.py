@@ -10,7 +10,7 @@ the model, each reads and keeps its own part only. The back-end lays the weights
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
-from models.checkpoint.float8 import as_stored, give_scales, is_float8, unscaled
+from models.checkpoint.float8 import as_stored, give_scales, is_float8, kept_as_stored, unscaled
 from models.checkpoint.stored_shapes import check_stored_shapes, quiet, refuse_unfitting
 from models.checkpoint.stored_weights import check_weights, weight_files
 from models.checkpoint.token_ids import read_token_ids
@@ -118,11 +118,14 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         check_stored_shapes(config)
     has_scales = is_float8(hf_config)
     config = as_stored(config, hf_config)
-    with quiet(), pieces_of_memory():
+    keeps_scales = has_scales and config.quantization == "fp8"
+    as_types: AbstractContextManager[None] = nullcontext()
+    if keeps_scales and Path(config.model_path).is_dir():
+        as_types = kept_as_stored(Path(config.model_path), world_size)
+    with quiet(), pieces_of_memory(), as_types:
         model = _load_weights(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
-    keeps_scales = has_scales and config.quantization == "fp8"
     if has_scales:
         rank = 0 if ranks is None else ranks.rank
         give_scales(model, _weight_files(config.model_path), rank, are_kept=keeps_scales)

@@ -7,9 +7,9 @@ transformers, which loads them: model.safetensors, else those that the index nam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -19,7 +19,6 @@ WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _FLOAT8 = "F8_E4M3"
 _STORED_BYTES = {_FLOAT8: 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}  # the others are cast
-_T = TypeVar("_T")
 
 
 def missing_shards(folder: Path) -> list[str]:
@@ -93,7 +92,7 @@ def num_stored_parameters(folder: Path) -> int:
     Raises:
         ValueError: a file cannot be read, is cut off, or is no safetensors file.
     """
-    return sum(_of_all(folder, lambda shape, _: math.prod(shape)))
+    return sum(math.prod(shape) for _, shape, _ in _all_tensors(folder))
 
 
 def num_stored_bytes(folder: Path, itemsize: int) -> int:
@@ -105,10 +104,8 @@ def num_stored_bytes(folder: Path, itemsize: int) -> int:
         ValueError: as above.
     """
     return sum(
-        _of_all(
-            folder,
-            lambda shape, dtype: math.prod(shape) * _STORED_BYTES.get(dtype, itemsize),
-        )
+        math.prod(shape) * _STORED_BYTES.get(dtype, itemsize)
+        for _, shape, dtype in _all_tensors(folder)
     )
 
 
@@ -118,15 +115,21 @@ def stores_float8(folder: Path) -> bool:
     Raises:
         ValueError: as above.
     """
-    return any(_of_all(folder, lambda _, dtype: dtype == _FLOAT8))
+    return bool(float8_shapes(folder))
 
 
-def _of_all(folder: Path, what: Callable[[tuple[int, ...], str], _T]) -> list[_T]:
-    return [
-        what(shape, dtype)
-        for path in weight_files(folder)
-        for _, shape, dtype in stored_tensors(path)
-    ]
+def float8_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that are stored in float8.
+
+    Raises:
+        ValueError: as above.
+    """
+    return {name: shape for name, shape, dtype in _all_tensors(folder) if dtype == _FLOAT8}
+
+
+def _all_tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    for path in weight_files(folder):
+        yield from stored_tensors(path)
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -45,6 +45,7 @@ from models.protocol.messages import (
     Propose,
     Verify,
 )
+from models.sampling.draws import load_kernels
 from models.sampling.penalties import TokenHistory, has_penalties
 from models.scheduler.batch import PassPlan, PassPlanner
 from models.scheduler.prefill_budget import PrefillBudget
@@ -97,6 +98,7 @@ class Engine(ABC):
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
         self._notices = QueueNotices(queued_interval_s)
         self._totals = PassTotals()
+        load_kernels(runner.device, runner.vocab_size)  # else the first sampled request would
 
     # --- the leader's side ----------------------------------------------------------------------
 

@@ -5,6 +5,10 @@ number of rows and a bound on the rows of one session. Kernels choose their tile
 bound is 1 for draft and decode steps, `VERIFY_ROWS` for verify rounds. Their sizes are spaced so
 that a pass is never padded by more than a third, or by 7 rows.
 
+A bucket also has a number of sessions. Kernels launch thread blocks for each, with rows or without.
+A chunk in 256 sessions of an 8B model has 24,000 idle ones a layer. So rounds and chunks have two
+buckets of a size, one of them for few sessions. Padded rows share spare sessions.
+
 Passes with chunks of prompts have buckets of their own, up to `PROMPT_ROWS` rows. These let a
 session have all of the rows. Such a pass takes as long as reading the weights, however many of its
 rows are padding. Launching it kernel by kernel takes about as long: 5 ms of the host. That is for
@@ -27,6 +31,7 @@ VERIFY_ROWS = 16  # an anchor and 15 draft tokens; drafts are rarely longer than
 MAX_GRAPH_ROWS = 1024
 PROMPT_ROWS = 256  # an H100 multiplies some 300 rows while it reads a weight
 _PROMPT_STEP = 64
+_MEAN_ROWS = 4  # of a session, in buckets for few sessions: rounds have drafts of 3 or more
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,10 +41,22 @@ class Bucket:
     Attributes:
         num_rows: rows, padded ones included.
         session_rows: rows that one session may have.
+        num_sessions: sessions, spare ones for padded rows included.
     """
 
     num_rows: int
     session_rows: int
+    num_sessions: int
+
+    def holds(self, session_rows: Sequence[int]) -> bool:
+        """Return whether a pass fits, given the rows of each of its sessions."""
+        num_padded = self.num_rows - sum(session_rows)
+        num_spare = -(-num_padded // self.session_rows)
+        return (
+            num_padded >= 0
+            and max(session_rows) <= self.session_rows
+            and len(session_rows) + num_spare <= self.num_sessions
+        )
 
 
 def row_sizes(max_rows: int) -> list[int]:
@@ -60,6 +77,7 @@ class BucketPlan:
         max_rows: rows of the largest bucket; at most a pass's own limit is of use.
         session_rows: bounds on one session's rows in steps and rounds, rising.
         prompt_rows: rows of the largest pass with a chunk of a prompt that is replayed.
+        max_len: tokens of the longest session, which is all the rows that it can have; None: many.
     """
 
     def __init__(
@@ -67,17 +85,21 @@ class BucketPlan:
         max_rows: int,
         session_rows: Sequence[int] = (1, VERIFY_ROWS),
         prompt_rows: int = PROMPT_ROWS,
+        max_len: int | None = None,
     ) -> None:
         if max_rows < 1 or not session_rows or min(session_rows) < 1:
             raise ValueError(f"no buckets of {max_rows} rows, {list(session_rows)} per session")
         last_prompt = min(max_rows, prompt_rows)
+        most = max_rows if max_len is None else max_len
+        prompts = range(_PROMPT_STEP, last_prompt + 1, _PROMPT_STEP)
+        bounds = {(num_rows, bound) for num_rows in row_sizes(max_rows) for bound in session_rows}
+        bounds |= {(num_rows, num_rows) for num_rows in prompts}
         self.buckets = sorted(
             {
-                Bucket(num_rows, min(bound, num_rows))
-                for num_rows in row_sizes(max_rows)
-                for bound in session_rows
+                Bucket(num_rows, min(bound, num_rows, most), num_sessions)
+                for num_rows, bound in bounds
+                for num_sessions in _session_counts(num_rows, bound)
             }
-            | {Bucket(n, n) for n in range(_PROMPT_STEP, last_prompt + 1, _PROMPT_STEP)}
         )
 
     def keep(self, captured: Iterable[Bucket]) -> None:
@@ -91,6 +113,10 @@ class BucketPlan:
         Args:
             session_rows: rows of each session of the pass.
         """
-        num_rows, longest = sum(session_rows), max(session_rows)
-        fitting = (b for b in self.buckets if b.num_rows >= num_rows and b.session_rows >= longest)
-        return min(fitting, key=lambda bucket: (bucket.num_rows, bucket.session_rows), default=None)
+        return min((one for one in self.buckets if one.holds(session_rows)), default=None)
+
+
+def _session_counts(num_rows: int, bound: int) -> set[int]:
+    """Return the numbers of sessions that have a bucket of `num_rows`."""
+    has_few = bound > 1 and num_rows >= _PROMPT_STEP
+    return {num_rows // _MEAN_ROWS, num_rows} if has_few else {num_rows}

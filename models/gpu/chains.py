@@ -26,11 +26,13 @@ from models.gpu.indices import PassTensors, index_pass, padded_shape
 from models.kv.rows import SequenceRows
 from models.kv.storage import KVBlocks
 from models.protocol.messages import Sampling
-from models.sampling.draws import terms_of
+from models.sampling.draws import pack_draws
 
 MAX_SESSIONS = 16
 MAX_STEPS = 7  # with the pass before them, drafts of 8
 NUM_CHAINS = MAX_STEPS * len(row_sizes(MAX_SESSIONS))
+
+_PADDING = Sampling(temperature=0)
 
 Step = Callable[[PassTensors], Tensor]  # a pass of one row a session -> logits [R, V] float32
 
@@ -159,8 +161,6 @@ class DraftChains:
         self, shape: ChainShape, sequences: Sequence[SequenceRows], samplings: Sequence[Sampling]
     ) -> None:
         """Write the padded arrays of all steps into the buffers: two uploads."""
-        from models.sampling.kernels.terms import pack_terms
-
         blocks = self._blocks
         of_pass = padded_shape(shape.num_rows, self._table_width)
         steps = [
@@ -168,18 +168,13 @@ class DraftChains:
             for index in range(shape.num_steps)
         ]
         arrays = [index_pass(s, of_pass, blocks.block_size, blocks.null_block) for s in steps]
-        terms = pack_terms(
-            row for rows in steps for row in self._terms_of_rows(rows, samplings, shape.num_rows)
+        num_padded = shape.num_rows - len(sequences)
+        terms = pack_draws(
+            [*samplings, *[_PADDING] * num_padded] * shape.num_steps,
+            [p for rows in steps for p in (*(x.start + 1 for x in rows), *[0] * num_padded)],
+            self._vocab_size,
         )
         longs = np.concatenate([*(each.longs for each in arrays), terms.ravel()])
         ints = np.concatenate([each.ints for each in arrays])
         copy_into(self._longs[: len(longs)], longs)
         copy_into(self._ints[: len(ints)], ints)
-
-    def _terms_of_rows(
-        self, rows: Sequence[SequenceRows], samplings: Sequence[Sampling], num_rows: int
-    ) -> Iterator[tuple[int, float, float, int, float]]:
-        for each, sampling in zip(rows, samplings, strict=True):
-            yield terms_of(sampling, each.start + 1, self._vocab_size)
-        padding = terms_of(Sampling(temperature=0), 0, self._vocab_size)
-        yield from [padding] * (num_rows - len(rows))

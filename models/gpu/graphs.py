@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.device import copy_into
 from models.gpu.buckets import Bucket, BucketPlan
-from models.gpu.indices import PassShape, PassTensors, index_pass, padded_shape
+from models.gpu.indices import PassShape, PassTensors, index_pass
 from models.kv.rows import SequenceRows
 from models.kv.storage import KVBlocks
 
@@ -61,21 +61,45 @@ class EagerGraphs:
 
 
 class CudaGraphs:
-    """CUDA graphs that share one memory pool. Replays must follow each other on one stream."""
+    """CUDA graphs that share one memory pool. Replays must follow each other on one stream.
+
+    Where something cannot be recorded, torch may go on as if it were recording. So then nothing
+    else is captured. Want of memory is no such reason.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._has_failed = False
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `GraphBackend`. The graph lives as long as what is returned."""
+        """See `GraphBackend`. The graph lives as long as what is returned.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or an earlier one could not.
+        """
+        if self._has_failed:
+            raise RuntimeError("an earlier capture failed")
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 compute()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
+        try:
+            output = self._recorded(graph, compute)
+        except RuntimeError as error:
+            self._has_failed = not _is_of_memory(error)
+            raise
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    def _recorded(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], Tensor]) -> Tensor:
         # Other threads of the process may use the device meanwhile: only this one's calls count. A
         # capture that fails leaves the thread on its stream, which this `stream` takes back.
         with (
@@ -84,13 +108,7 @@ class CudaGraphs:
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),
         ):
-            output = compute()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return output
-
-        return replay
+            return compute()
 
     def used_bytes(self) -> int:
         """Memory that this process's torch holds: other processes on the device do not count."""
@@ -185,6 +203,13 @@ def _captured(
         return None
 
 
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Return whether the error, or one that it came of, is want of memory."""
+    return error is not None and (
+        isinstance(error, torch.OutOfMemoryError) or _is_of_memory(error.__context__)
+    )
+
+
 class BucketedPasses:
     """Graphs of all buckets of a plan, captured when made.
 
@@ -220,11 +245,13 @@ class BucketedPasses:
         self._blocks = blocks
         self._table_width = table_width
         device = blocks.device
-        largest = self._shape(plan.buckets[-1])
+        shapes = [self._shape(bucket) for bucket in plan.buckets]
         backend.release()
         first_bytes = backend.used_bytes()
-        self._longs = torch.zeros(largest.num_longs, dtype=torch.int64, device=device)
-        self._ints = torch.zeros(largest.num_ints, dtype=torch.int32, device=device)
+        num_longs = max(shape.num_longs for shape in shapes)
+        num_ints = max(shape.num_ints for shape in shapes)
+        self._longs = torch.zeros(num_longs, dtype=torch.int64, device=device)
+        self._ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self._logits = torch.empty(0, device=device)
         self._graphs = self._capture(backend, compute, terms, first_bytes)
         plan.keep(self._graphs)
@@ -289,7 +316,9 @@ class BucketedPasses:
         return PassTensors.cut(self._shape(bucket), self._longs, self._ints)
 
     def _shape(self, bucket: Bucket) -> PassShape:
-        return padded_shape(bucket.num_rows, self._table_width)
+        return PassShape(
+            bucket.num_rows, bucket.num_sessions, self._table_width, bucket.session_rows
+        )
 
     def _write(self, bucket: Bucket, sequences: Sequence[SequenceRows]) -> None:
         """Write the padded arrays of a pass into the buffers."""

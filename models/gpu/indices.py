@@ -5,15 +5,17 @@ slot for its key and the cumulative row counts of sessions. It also has the numb
 keys and the block table of their pages. All of it travels to the device in two arrays, one of int64
 and one of int32. `PassTensors` cuts them into views.
 
-Padding adds rows and sessions without an owner. Every padded row is a session of its own with one
-key, which is in the null block. Sessions left over have no rows and no keys. So a pass padded to n
-rows always has n sessions. No real session's rows, keys or blocks are touched.
+Padding adds rows and sessions without an owner. Padded rows share spare sessions, whose keys are
+theirs alone. They lie in the null block at the rows' positions, so nothing is read that was never
+written. Sessions left over have no rows and no keys. No real session's rows, keys or blocks are
+touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +34,13 @@ class PassShape:
         num_rows: R, padded rows included.
         num_sessions: S, padded sessions included.
         table_width: W, blocks per session in the block table.
+        session_rows: padded rows that share a session.
     """
 
     num_rows: int
     num_sessions: int
     table_width: int
+    session_rows: int = 1
 
     @property
     def num_longs(self) -> int:
@@ -47,6 +51,16 @@ class PassShape:
     def num_ints(self) -> int:
         """Elements of the int32 array: two cumulative counts, key counts, block table."""
         return 2 * (self.num_sessions + 1) + self.num_sessions * (1 + self.table_width)
+
+    def cut(self, ints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return views of the int32 array: cumulative counts [2, S + 1], key counts, table."""
+        last_sum = 2 * (self.num_sessions + 1)
+        last_count = last_sum + self.num_sessions
+        return (
+            ints[:last_sum].reshape(2, -1),
+            ints[last_sum:last_count],
+            ints[last_count:].reshape(self.num_sessions, self.table_width),
+        )
 
 
 class PassArrays(NamedTuple):
@@ -96,7 +110,7 @@ def exact_shape(sequences: Sequence[SequenceRows], block_size: int) -> PassShape
 
 
 def padded_shape(num_rows: int, table_width: int) -> PassShape:
-    """Return the shape of a pass that is padded to `num_rows` rows."""
+    """Return the shape of a pass of one row a session that is padded to `num_rows` rows."""
     return PassShape(num_rows=num_rows, num_sessions=num_rows, table_width=table_width)
 
 
@@ -106,54 +120,51 @@ def index_pass(
     """Return the arrays of a pass of `sequences`, padded to `shape`.
 
     Raises:
-        ValueError: the shape has too few rows, sessions or blocks for it, or rows to pad without
-            a session for each.
+        ValueError: the shape has too few rows, sessions or blocks for it or for its padding.
     """
-    num_rows = sum(len(rows.token_ids) for rows in sequences)
-    num_padded = shape.num_rows - num_rows
-    num_spare = shape.num_sessions - len(sequences)
-    if num_padded < 0 or num_spare < num_padded:
+    counts = [len(rows.token_ids) for rows in sequences]
+    num_rows = sum(counts)
+    spare = _spare_sessions(shape.num_rows - num_rows, shape.session_rows)
+    num_left = shape.num_sessions - len(sequences) - len(spare)
+    if num_rows > shape.num_rows or num_left < 0:
         raise ValueError(
             f"{num_rows} rows of {len(sequences)} sessions do not fit in {shape.num_rows} rows "
             f"of {shape.num_sessions} sessions"
         )
-    widest = max((rows.num_blocks_read(block_size) for rows in sequences), default=0)
+    widths = [rows.num_blocks_read(block_size) for rows in sequences]
+    widest = max([*widths, -(-max(spare, default=0) // block_size)])
     if widest > shape.table_width:
         raise ValueError(f"{widest} blocks do not fit in a table of {shape.table_width}")
-    longs = np.zeros((3, shape.num_rows), dtype=np.int64)
-    _fill_rows(longs, sequences, block_size)
-    longs[2, num_rows:] = null_block * block_size
-    counts = [len(rows.token_ids) for rows in sequences]
-    keys = [rows.start + len(rows.token_ids) for rows in sequences]
-    for per_session in (counts, keys):
-        per_session += [1] * num_padded + [0] * (num_spare - num_padded)
-    table = np.full((shape.num_sessions, shape.table_width), null_block, dtype=np.int32)
-    for entry, rows in zip(table, sequences, strict=False):
-        width = rows.num_blocks_read(block_size)
+    ends = [rows.start + count for rows, count in zip(sequences, counts, strict=True)]
+    padding = [*spare, *[0] * num_left]
+    num_own, keys = np.array([*counts, *padding]), np.array([*ends, *padding])
+    ints = np.empty(shape.num_ints, dtype=np.int32)
+    sums, num_keys, table = shape.cut(ints)
+    sums[:, 0] = 0
+    sums[0, 1:] = stops = num_own.cumsum()
+    sums[1, 1:] = keys.cumsum()
+    num_keys[:] = keys
+    table[:] = null_block
+    for entry, rows, width in zip(table, sequences, widths, strict=False):
         entry[:width] = rows.table.block_ids[:width]
-    ints = [_cumulative(counts), _cumulative(keys), np.array(keys, dtype=np.int32), table.ravel()]
-    return PassArrays(longs.ravel(), np.concatenate(ints))
+    ids, positions, slots = longs = np.zeros((3, shape.num_rows), dtype=np.int64)
+    ids[:num_rows] = list(chain.from_iterable(rows.token_ids for rows in sequences))
+    # A row's position is its index, less that of its session's end, plus the session's keys.
+    np.add(np.arange(shape.num_rows), (keys - stops).repeat(num_own), out=positions)
+    session = np.arange(shape.num_sessions).repeat(num_own)
+    page, offset = np.divmod(positions, block_size)
+    slots[:] = table[session, page]
+    slots *= block_size
+    slots += offset
+    return PassArrays(longs.ravel(), ints)
+
+
+def _spare_sessions(num_padded: int, session_rows: int) -> list[int]:
+    """Return the rows of each session that padded rows share."""
+    return [min(session_rows, num_padded - first) for first in range(0, num_padded, session_rows)]
 
 
 def upload(arrays: PassArrays, shape: PassShape, device: torch.device) -> PassTensors:
     """Return the arrays of a pass as tensors on the device."""
     longs, ints = (array_to_device(array, device) for array in arrays)
     return PassTensors.cut(shape, longs, ints)
-
-
-def _fill_rows(longs: np.ndarray, sequences: Sequence[SequenceRows], block_size: int) -> None:
-    """Ids, positions and slots of the real rows, in the first columns of `longs` [3, R]."""
-    first = 0
-    for rows in sequences:
-        stop = first + len(rows.token_ids)
-        positions = np.arange(rows.start, rows.start + len(rows.token_ids))
-        blocks = np.asarray(rows.table.block_ids, dtype=np.int64)
-        longs[0, first:stop] = rows.token_ids
-        longs[1, first:stop] = positions
-        longs[2, first:stop] = blocks[positions // block_size] * block_size
-        longs[2, first:stop] += positions % block_size
-        first = stop
-
-
-def _cumulative(counts: Sequence[int]) -> np.ndarray:
-    return np.cumsum([0, *counts], dtype=np.int32)

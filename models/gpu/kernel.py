@@ -48,6 +48,9 @@ class VarlenKernel:
             differ, and some refuse it beside a block table.
         name: for logs.
         reads_unwritten: whether a NaN in a slot that nobody has written spoils results.
+        opens_steps: whether later keys are left open where no session has more than one row. There
+            are none, so the result is the same. FlashAttention 2 reads keys once for all query
+            heads of a group only then.
     """
 
     function: VarlenFunction
@@ -55,6 +58,7 @@ class VarlenKernel:
     wants_cumulative_keys: bool
     name: str
     reads_unwritten: bool = False
+    opens_steps: bool = False
 
     def __call__(
         self,
@@ -73,6 +77,7 @@ class VarlenKernel:
         """
         asked = {"return_aux": self.aux_request} if wanted.with_lse else {}
         window = wanted.window
+        is_open = self.opens_steps and wanted.max_rows == 1 and window is None
         return self.function(
             query,
             keys,
@@ -82,7 +87,7 @@ class VarlenKernel:
             wanted.max_rows,
             wanted.max_keys,
             scale=wanted.scale,
-            window_size=(-1 if window is None else window - 1, 0),
+            window_size=(-1 if window is None else window - 1, -1 if is_open else 0),
             enable_gqa=query.shape[1] != keys.shape[2],
             seqused_k=tensors.num_keys,
             block_table=tensors.block_table,

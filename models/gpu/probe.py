@@ -15,7 +15,8 @@ needs no kernel.
 The data is chosen by the page size, so that every table has several pages. A kernel that reads only
 the first page of each session would be right on any shorter session. Kernels choose other code if
 no session has more than one row, and by the number of rows. So there are passes of one row each, of
-more than 64 and padded ones.
+more than 64 and padded ones. FlashAttention 2 has such code only if later keys are left open. They
+are where that changes no bit, because a step and a round must agree.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from models.gpu.indices import PassTensors, exact_shape, index_pass, padded_shape
+from models.gpu.indices import PassShape, PassTensors, exact_shape, index_pass
 from models.gpu.kernel import KernelCall, VarlenFunction, VarlenKernel
 from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
@@ -129,6 +130,7 @@ def find_kernel(
 
     Raises:
         NoKernel: there is none.
+        torch.OutOfMemoryError: the device is too full to try them; which says nothing of kernels.
     """
     complaints: list[str] = []
     for name, function in _candidates(features, complaints):
@@ -137,6 +139,8 @@ def find_kernel(
             if is_switched:
                 features.activate(name)
             return _working_kernel(features, function, sizes, device, name)
+        except torch.OutOfMemoryError:
+            raise
         except (NoKernel, ImportError, RuntimeError, ValueError, TypeError) as error:
             complaints.append(f"{name}: {error}")
             if is_switched:
@@ -184,7 +188,7 @@ def _working_kernel(
                 kernel = dataclasses.replace(kernel, reads_unwritten=True)
                 complaint = _complaint(kernel, each, device, unwritten=0.0)
             if not complaint:
-                return kernel, each
+                return _opened(kernel, each, device), each
             complaints.setdefault(complaint, []).append(each.block_size)
     raise NoKernel(
         " / ".join(
@@ -194,11 +198,34 @@ def _working_kernel(
     )
 
 
+def _opened(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> VarlenKernel:
+    """Return the kernel so that it opens steps, if it can and their bits stay as they are."""
+    opened = dataclasses.replace(kernel, opens_steps=True)
+    planned = _decode_pass(sizes.block_size)
+    unwritten = 0.0 if kernel.reads_unwritten else math.nan
+    storage, tensors, query = _made(planned, sizes, device, unwritten)
+    keys, values = storage.blocks[0]
+    for with_lse in (False, True):
+        call = dataclasses.replace(_call_of(planned, sizes, None), with_lse=with_lse)
+        try:
+            both = [each(query, keys, values, tensors, call) for each in (kernel, opened)]
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+            return kernel
+        before, after = both if with_lse else ((one,) for one in both)
+        if not all(map(torch.equal, before, after)):
+            return kernel
+    return opened
+
+
 def _complaint(
     kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device, *, unwritten: float
 ) -> str:
     try:
         return probe(kernel, sizes, device, unwritten=unwritten)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
 
@@ -216,18 +243,25 @@ def probe(
         storage, tensors, query = _made(planned, sizes, device, unwritten)
         keys, values = storage.blocks[0]
         for window in (None, size // 2 + 4, size + 7):
-            call = KernelCall(
-                max_rows=max(count for _, count in planned.rows),
-                max_keys=4 * size if planned.num_rows else _longest(planned),
-                scale=_SCALE_SHARE * sizes.head_dim**-0.5,
-                window=window,
-                with_lse=True,
-            )
+            call = _call_of(planned, sizes, window)
             got = kernel(query, keys, values, tensors, call)
-            wanted = reference_kernel()(query, keys, values, tensors, call)
+            wanted = _wanted(query, keys, values, tensors, call)
             if complaint := _difference(got, wanted):
                 return f"{complaint} in {planned.name} with window {window}"
     return ""
+
+
+def _wanted(
+    query: Tensor, keys: Tensor, values: Tensor, tensors: PassTensors, call: KernelCall
+) -> tuple[Tensor, Tensor]:
+    """Return the reference's results, head by head: of all heads it copies keys by gigabytes."""
+    group = query.shape[1] // keys.shape[2]
+    parts = []
+    for head, own in enumerate(query.split(1, dim=1)):
+        its = slice(head // group, head // group + 1)
+        parts.append(reference_kernel()(own, keys[:, :, its], values[:, :, its], tensors, call))
+    outs, log_sums = zip(*parts, strict=True)
+    return torch.cat(outs, dim=1), torch.cat(log_sums)
 
 
 def _probe_passes(size: int) -> tuple[_ProbePass, ...]:
@@ -237,13 +271,28 @@ def _probe_passes(size: int) -> tuple[_ProbePass, ...]:
             "a mixed pass",
             ((0, 3), (2 * size + size // 2, 5), (max(0, size - 5), 70), (3 * size - 1, 1)),
         ),
-        _ProbePass("a decode pass", ((0, 1), (size, 1), (2 * size + 3, 1))),
+        _decode_pass(size),
         _ProbePass("a padded pass", ((2 * size + 3, 1), (size - 2, 4)), num_rows=8),
     )
 
 
-def _longest(planned: _ProbePass) -> int:
-    return max(start + count for start, count in planned.rows)
+def _decode_pass(size: int) -> _ProbePass:
+    return _ProbePass("a decode pass", ((0, 1), (size, 1), (2 * size + 3, 1)))
+
+
+def _most_rows(planned: _ProbePass) -> int:
+    return max(count for _, count in planned.rows)
+
+
+def _call_of(planned: _ProbePass, sizes: AttentionSizes, window: int | None) -> KernelCall:
+    longest = max(start + count for start, count in planned.rows)
+    return KernelCall(
+        max_rows=_most_rows(planned),
+        max_keys=4 * sizes.block_size if planned.num_rows else longest,
+        scale=_SCALE_SHARE * sizes.head_dim**-0.5,
+        window=window,
+        with_lse=True,
+    )
 
 
 def _difference(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> str:
@@ -293,7 +342,9 @@ def _made(
     ]
     shape = exact_shape(sequences, size)
     if planned.num_rows:
-        shape = padded_shape(planned.num_rows, shape.table_width)
+        # One more session has the padded rows, and one has none.
+        num_sessions, session_rows = shape.num_sessions + 2, _most_rows(planned)
+        shape = PassShape(planned.num_rows, num_sessions, shape.table_width, session_rows)
     arrays = index_pass(sequences, shape, size, storage.null_block)
     longs, ints = (torch.from_numpy(array).to(device) for array in arrays)
     query = torch.randn(shape.num_rows, sizes.num_heads, sizes.head_dim, generator=generator)

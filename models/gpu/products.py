@@ -78,7 +78,7 @@ def refuse_own_products(
     if kernel is None:
         missing = "a paged attention kernel, and none works here"
     elif wanted.needs_triton and not has_kernels(device):
-        missing = "Triton, which torch's builds for GPUs bring along"
+        missing = "Triton's kernels, and none runs here: they need torch for GPUs and a C compiler"
     elif wanted.least_capability and _capability(device) < wanted.least_capability:
         missing = "a GPU of compute capability 8.9 or more (L4, RTX 40, H100)"
     elif not can_take_apart(checkpoint.model):

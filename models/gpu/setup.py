@@ -95,7 +95,8 @@ def capture_graphs(
     """
     graphs = _graph_backend(config)
     if graphs is not None:
-        plan = BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS))
+        max_rows = min(config.max_num_batched_tokens, MAX_GRAPH_ROWS)
+        plan = BucketPlan(max_rows, max_len=config.max_model_len)
         backend.capture(graphs, plan, GraphTerms(config.graph_memory_mib * _MIB, agree))
     return graphs
 

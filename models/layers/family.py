@@ -21,7 +21,8 @@ def can_take_apart(model: PreTrainedModel) -> bool:
     config: Any = model.config
     is_known = config.model_type in _FAMILY and type(model).__name__.endswith("ForCausalLM")
     # Kernels go by the type of the storage: layers that keep float32 norms are left alone.
-    has_one_type = len({parameter.dtype for parameter in model.parameters()}) == 1
+    types = {parameter.dtype for parameter in model.parameters()}
+    has_one_type = len(types - {torch.float8_e4m3fn}) == 1
     if not is_known or config.hidden_act != "silu" or not has_one_type:
         return False
     inner: Any = model.model
@@ -73,10 +74,11 @@ def joined_weight(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
         return linears[0].weight.detach(), None if bias is None else bias.detach()
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
-    if all(bias is None for bias in biases):
+    there = [bias for bias in biases if bias is not None]
+    if not there:
         return weight, None
-    parts = [
-        weight.new_zeros(linear.out_features) if bias is None else bias.detach()
+    parts = [  # of the biases' type: weights may be in float8
+        there[0].new_zeros(linear.out_features) if bias is None else bias.detach()
         for bias, linear in zip(biases, linears, strict=True)
     ]
     return weight, torch.cat(parts)

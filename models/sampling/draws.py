@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from models.device import array_to_device
 from models.protocol.messages import Sampling
 from models.sampling.logits import min_p_depth, shaped_scores
-from models.sampling.noise import stream_key
+from models.sampling.noise import stream_keys
 from models.sampling.truncation import truncates
 from models.sampling.verification import draw_ids, noisy_scores
 from models.torch_library import has_kernels
@@ -52,19 +54,27 @@ def rank_from_logits(
     return torch.cat(ranked, dim=1)
 
 
+def load_kernels(device: torch.device, vocab_size: int) -> None:
+    """Draw once by the kernels, where there are some: a first draw compiles them for seconds.
+
+    Args:
+        device: of the logits that will be drawn from.
+        vocab_size: their columns, for which kernels are compiled.
+    """
+    if has_kernels(device):
+        of_all = Sampling(temperature=1.0, top_k=1, top_p=0.5)
+        draw_by_kernels(torch.zeros(1, vocab_size, device=device), [of_all], [0])
+
+
 def draw_by_kernels(
     logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> Tensor:
     """Draw by kernels, on any device."""
     from models.sampling.kernels.cut import row_cuts
     from models.sampling.kernels.draw import draw_rows
-    from models.sampling.kernels.terms import upload_terms
 
     num_rows, vocab_size = logits.shape
-    terms = upload_terms(
-        (terms_of(*row, vocab_size) for row in zip(samplings, positions, strict=True)),
-        logits.device,
-    )
+    terms = array_to_device(pack_draws(samplings, positions, vocab_size), logits.device)
     if any(truncates(one, vocab_size) or min_p_depth(one) > -torch.inf for one in samplings):
         cuts = row_cuts(logits, terms)
     else:
@@ -72,12 +82,23 @@ def draw_by_kernels(
     return draw_rows(logits, terms, cuts)
 
 
-def terms_of(
-    sampling: Sampling, position: int, vocab_size: int
-) -> tuple[int, float, float, int, float]:
-    """Return a row's terms as `upload_terms` takes them."""
-    stream = stream_key(sampling.seed, position)
+def pack_draws(
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R]
+    vocab_size: int,
+) -> np.ndarray:  # [R, NUM_TERMS] int64
+    """Return the rows' terms as the kernels of a draw take them."""
+    from models.sampling.kernels.terms import pack_terms
+
+    streams = stream_keys([one.seed for one in samplings], positions)
+    distinct = {id(one): one for one in samplings}  # those of a session are one object
+    places = {key: place for place, key in enumerate(distinct)}
+    terms = [_terms_of(one, vocab_size) for one in distinct.values()]
+    return pack_terms(streams, terms, [places[id(one)] for one in samplings])
+
+
+def _terms_of(sampling: Sampling, vocab_size: int) -> tuple[float, float, int, float]:
     if sampling.temperature == 0:
-        return stream, 0.0, -torch.inf, vocab_size, 1.0
+        return 0.0, -torch.inf, vocab_size, 1.0
     top_k = min(sampling.top_k or vocab_size, vocab_size)
-    return stream, sampling.temperature, min_p_depth(sampling), top_k, sampling.top_p
+    return sampling.temperature, min_p_depth(sampling), top_k, sampling.top_p

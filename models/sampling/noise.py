@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from models.device import to_device
+from models.device import array_to_device
 
 DOMAIN_TOKEN = 0  # the target's sample of a token; under `coupled` the draft's as well
 DOMAIN_DRAFT = 1  # `rejection`: the sample of a draft token
@@ -34,6 +35,9 @@ GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment
 MIX1 = 0xBF58476D1CE4E5B9
 MIX2 = 0x94D049BB133111EB
 _POSITION_STEP = 0xD1342543DE82EF95  # odd; keeps position apart from the token's increment
+_ONE, _STEP = np.uint64(1), np.uint64(_POSITION_STEP)
+_MIXES, _SHIFTS = np.array([MIX1, MIX2], dtype=np.uint64), np.array([30, 27, 31], dtype=np.uint64)
+_FEW_ROWS = 12  # Python computes the keys of fewer rows sooner than numpy
 UNIFORM_BITS = 52
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # float32
 
@@ -70,9 +74,21 @@ def uniform(seed: int, position: int, domain: int) -> float:
     return (bits + 0.5) * 2.0**-UNIFORM_BITS
 
 
-def stream_key(seed: int, position: int, domain: int = DOMAIN_TOKEN) -> int:
-    """Return the key of a row's stream, as int64: token t has the noise of its output t + 1."""
-    return _signed(_row_key(seed, position, domain))
+def stream_keys(
+    seeds: Sequence[int],  # [R], 64-bit unsigned
+    positions: Sequence[int],  # [R]
+    domain: int = DOMAIN_TOKEN,
+) -> np.ndarray:  # [R] int64
+    """Return the keys of the rows' streams: token t has the noise of output t + 1."""
+    if len(seeds) < _FEW_ROWS:
+        rows = zip(seeds, positions, strict=True)
+        return np.array([_signed(_row_key(*row, domain)) for row in rows], dtype=np.int64)
+    bases = [_seed_key(seed, domain) for seed in seeds]
+    steps = (np.array(positions, dtype=np.uint64) + _ONE) * _STEP
+    keys = np.array(bases, dtype=np.uint64) + steps
+    keys = (keys ^ (keys >> _SHIFTS[0])) * _MIXES[0]
+    keys = (keys ^ (keys >> _SHIFTS[1])) * _MIXES[1]
+    return (keys ^ (keys >> _SHIFTS[2])).view(np.int64)
 
 
 def _gumbel_(state: Tensor) -> Tensor:
@@ -89,16 +105,16 @@ def _row_keys(
     seeds: Sequence[int], positions: Sequence[int], domain: int, device: torch.device | str
 ) -> Tensor:
     """Return the stream of each row, int64 [R, 1]."""
-    keys = [
-        stream_key(seed, position, domain) for seed, position in zip(seeds, positions, strict=True)
-    ]
-    return to_device(keys, device, torch.int64)[:, None]
+    return array_to_device(stream_keys(seeds, positions, domain), device)[:, None]
 
 
 def _row_key(seed: int, position: int, domain: int) -> int:
-    key = _mix_int((domain + 1) * GOLDEN)
-    key = _mix_int((key ^ (seed & _MASK64)) + GOLDEN)
-    return _mix_int(key + (position + 1) * _POSITION_STEP)
+    return _mix_int(_seed_key(seed, domain) + (position + 1) * _POSITION_STEP)
+
+
+@lru_cache(maxsize=4096)
+def _seed_key(seed: int, domain: int) -> int:
+    return _mix_int((_mix_int((domain + 1) * GOLDEN) ^ (seed & _MASK64)) + GOLDEN)
 
 
 def _mix_int(value: int) -> int:

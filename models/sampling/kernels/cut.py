@@ -213,7 +213,7 @@ _call = register(
 
 def row_cuts(
     logits: Tensor,  # [R, V] float32
-    terms: Tensor,  # [R, NUM_TERMS] from `upload_terms`
+    terms: Tensor,  # [R, NUM_TERMS] from `pack_terms`
 ) -> Tensor:  # [R] float32
     """Return the lowest score (logit over temperature) that each row's terms leave; -inf: all."""
     cuts: Tensor = _call(logits, terms)

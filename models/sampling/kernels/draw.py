@@ -122,7 +122,7 @@ _call_rows = register(
 
 def draw_rows(
     logits: Tensor,  # [R, V] float32
-    terms: Tensor,  # [R, NUM_TERMS] from `upload_terms`
+    terms: Tensor,  # [R, NUM_TERMS] from `pack_terms`
     cuts: Tensor,  # [R] float32: scores below are not drawn, where the temperature is not 0
 ) -> Tensor:  # [R] int64
     """argmax(logit / temperature + noise) of each row, the lowest id where values tie."""

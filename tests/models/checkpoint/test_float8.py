@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,10 @@ from models.gpu.fp8 import Fp8Linear, stored_linear
 from models.gpu.reference import reference_kernel
 from models.layers.linear import plain_linear
 from models.parallel.layers import num_local_bytes
+from models.parallel.ranks import TensorParallel
 from tests.cases.models.float8_folder import INPUTS, WEIGHTS, multiplied, publish
 from tests.cases.models.llama_family import CONFIGS, chunked_logits, write
-from tests.harness.rank_processes import shared_engine
+from tests.harness.rank_processes import shared_engine, start_ranks
 from tests.models.gpu.test_decoder import paged_runner
 
 TEXT = list(range(3, 40))
@@ -124,15 +126,53 @@ def test_what_was_left_whole_stays_so(original: Path, tmp_path: Path) -> None:
     assert taken.weight_bytes == num_local_bytes(kept) + norms
 
 
-def test_a_head_may_be_stored_in_float8_too(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = publish(original, tmp_path / "published", rounds_head=True)
-    stored = load_file(folder / "model.safetensors")
-    # What a GPU would be given, on a CPU: its kernel, and scales that are kept.
-    monkeypatch.setattr(
+def load_as_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """What a GPU would be given, on a CPU: its kernel, and scales that are kept."""
+    patch.setattr(
         loader, "as_stored", lambda config, _: config.model_copy(update={"quantization": "fp8"})
     )
+
+
+@pytest.fixture
+def as_a_gpu_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_as_a_gpu(monkeypatch)
+
+
+@pytest.mark.usefixtures("as_a_gpu_loads")
+def test_loading_takes_no_more_than_is_stored(folder: Path) -> None:
+    """In bfloat16 it took twice as much until its layers were taken apart."""
+    loaded = load_checkpoint(config_of(folder, dtype="bfloat16"))
+    weights = dict(loaded.model.named_parameters())
+    for name, stored in load_file(folder / "model.safetensors").items():
+        if not name.endswith("_scale"):
+            assert weights[name].dtype == stored.dtype, name
+            assert torch.equal(weights[name].float(), stored.float()), name
+    own = MergedDecoder(loaded.model, 256, stored_linear, plain_linear)
+    expected = kept_apart(folder)
+    for one, other in zip(own.products(), expected.products(), strict=True):
+        assert type(one) is type(other)
+        for name, value in other.state_dict().items():
+            got = one.state_dict()[name]
+            assert got.dtype == value.dtype
+            assert torch.equal(got.float(), value.float())
+
+
+@pytest.mark.usefixtures("as_a_gpu_loads")
+def test_layers_that_no_product_takes_are_whole(tmp_path: Path) -> None:
+    """Of 24 columns; all layers are then read like any numbers."""
+    narrow = CONFIGS["llama-biases"].to_dict() | {"intermediate_size": 24 * 5}
+    write(CONFIGS["llama-biases"].__class__(**narrow), tmp_path / "original")
+    folder = publish(tmp_path / "original", tmp_path / "published")
+    loaded = load_checkpoint(config_of(folder, dtype="bfloat16"))
+    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.bfloat16}
+    products = MergedDecoder(loaded.model, 256, stored_linear, plain_linear).products()
+    assert [type(each) for each in products[:4]] == [Fp8Linear] * 2 + [Fp8Linear, torch.nn.Linear]
+
+
+@pytest.mark.usefixtures("as_a_gpu_loads")
+def test_a_head_may_be_stored_in_float8_too(original: Path, tmp_path: Path) -> None:
+    folder = publish(original, tmp_path / "published", rounds_head=True)
+    stored = load_file(folder / "model.safetensors")
     runner = paged_runner(folder, graphs="off", dtype="bfloat16")
     head = runner.products()[-1]
     assert isinstance(head, Fp8Linear)
@@ -156,6 +196,33 @@ def test_each_rank_takes_its_scales(original: Path, folder: Path, tmp_path: Path
         logits = engine.forward(("a", 0, TEXT, len(TEXT)))
     # In float32 weights times scales are not rounded to bfloat16, as those of `plain` are.
     assert float((logits - expected).std() / expected.std()) < 0.02
+
+
+def send_types(ranks: TensorParallel, pipe: Connection, folder: str) -> None:
+    """The type of each weight that a rank of a GPU has, and whether its numbers are the stored."""
+    load_as_a_gpu(pytest.MonkeyPatch())
+    config = config_of(Path(folder), dtype="bfloat16", tensor_parallel_size=ranks.world_size)
+    model = load_checkpoint(config, ranks).model
+    stored = load_file(Path(folder) / "model.safetensors")
+    attention, mlp = model.model.layers[1].self_attn, model.model.layers[1].mlp
+    prefix, half = "model.layers.1", slice(ranks.rank * 32, (ranks.rank + 1) * 32)
+    own = attention.q_proj.weight, attention.o_proj.linear.weight
+    whole = [stored[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qo"]
+    parts = whole[0][half], whole[1][:, half]
+    are_equal = [
+        torch.equal(one.float(), part.float()) for one, part in zip(own, parts, strict=True)
+    ]
+    pipe.send(({str(one.dtype) for one in (*own, mlp.up_proj.weight)}, are_equal))
+
+
+@pytest.mark.slow
+def test_each_rank_reads_its_part_as_it_is_stored(tmp_path: Path) -> None:
+    config = CONFIGS["llama"].to_dict() | {"intermediate_size": 192, "num_key_value_heads": 4}
+    write(CONFIGS["llama"].__class__(**config), tmp_path / "original")
+    folder = publish(tmp_path / "original", tmp_path / "published")
+    with start_ranks(2, send_types, str(folder)) as ranks:
+        for rank in ranks:
+            assert rank.receive() == ({"torch.float8_e4m3fn"}, [True, True])
 
 
 def test_checks_know_its_size(folder: Path) -> None:

@@ -84,7 +84,9 @@ def test_replayed_passes_equal_eager_ones(seed: int, eager: ModelRunner, replaye
     talks = [Talk(runner, seed) for runner in (eager, replayed)]
     expected, got = (talk.passes() for talk in talks)
     used = [bucket for _, bucket in got]
-    assert used[2:4] == [Bucket(128, 128), Bucket(64, 64)], "chunks of prompts, with streams"
+    assert used[2:4] == [Bucket(128, 128, 32), Bucket(64, 64, 16)], (
+        "chunks of prompts, with streams"
+    )
     assert used[4] is None, "a long chunk is not replayed"
     assert used.count(None) == 1
     for (wanted, _), (logits, bucket) in zip(expected, got, strict=True):
@@ -235,7 +237,7 @@ def test_logits_are_kept_as_passes_give_them_and_returned_in_float32():
     assert set(captured) == {torch.bfloat16}
     table = BlockPool(1, 4).new_table()
     table.resize(1)
-    got = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1))
+    got = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1, 1))
     assert (got.dtype, got.tolist()) == (torch.float32, [[5.0]])
 
 
@@ -300,7 +302,7 @@ def test_the_output_is_overwritten_by_the_next_replay():
     )
     table = BlockPool(1, 4).new_table()
     table.resize(1)
-    first = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1))
+    first = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1, 1))
     assert first.tolist() == [[5.0]]
-    passes.run([SequenceRows(table, 0, [6], 1)], Bucket(1, 1))
+    passes.run([SequenceRows(table, 0, [6], 1)], Bucket(1, 1, 1))
     assert first.tolist() == [[6.0]]

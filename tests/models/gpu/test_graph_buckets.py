@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from models.gpu.buckets import MAX_GRAPH_ROWS, PROMPT_ROWS, Bucket, BucketPlan, row_sizes
+from models.gpu.indices import PassShape, index_pass
+from models.kv.rows import BlockList, SequenceRows
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 9, 24, 100, 255, MAX_GRAPH_ROWS, 1000])
@@ -23,12 +27,12 @@ def test_no_pass_is_padded_by_more_than_a_third_or_7_rows():
 
 
 def test_there_are_few_enough_to_capture():
-    assert len(BucketPlan(MAX_GRAPH_ROWS).buckets) < 60
+    assert len(BucketPlan(MAX_GRAPH_ROWS).buckets) < 80
 
 
 def test_buckets_rise():
     buckets = BucketPlan(64).buckets
-    assert buckets[-1] == Bucket(64, 64)
+    assert buckets[-1] == Bucket(64, 64, 64)
     assert [b.num_rows for b in buckets] == sorted(b.num_rows for b in buckets)
 
 
@@ -39,21 +43,25 @@ def test_no_bucket_allows_a_session_more_rows_than_it_has():
 @pytest.mark.parametrize(
     ("session_rows", "expected"),
     [
-        ([1], Bucket(1, 1)),
-        ([1, 1, 1], Bucket(4, 1)),
-        ([5] * 5, Bucket(32, 16)),
-        ([2], Bucket(2, 2)),
-        ([3, 2], Bucket(8, 8)),
-        ([16], Bucket(16, 16)),
-        ([17], Bucket(64, 64)),
-        ([17, 1, 5], Bucket(64, 64)),
-        ([100, 1, 5], Bucket(128, 128)),
-        ([129], Bucket(192, 192)),
-        ([PROMPT_ROWS - 9, 9], Bucket(PROMPT_ROWS, PROMPT_ROWS)),
+        ([1], Bucket(1, 1, 1)),
+        ([1, 1, 1], Bucket(4, 1, 4)),
+        ([5] * 5, Bucket(32, 16, 32)),
+        ([2], Bucket(2, 2, 2)),
+        ([3, 2], Bucket(8, 8, 8)),
+        ([16], Bucket(16, 16, 16)),
+        ([17], Bucket(64, 64, 16)),
+        ([17, 1, 5], Bucket(64, 64, 16)),
+        ([100, 1, 5], Bucket(128, 128, 32)),
+        ([129], Bucket(192, 192, 48)),
+        ([PROMPT_ROWS - 9, 9], Bucket(PROMPT_ROWS, PROMPT_ROWS, 64)),
         ([PROMPT_ROWS - 9, 9, 1], None),
-        ([9] * 32, Bucket(320, 16)),
-        ([1] * 64, Bucket(64, 1)),
-        ([1] * MAX_GRAPH_ROWS, Bucket(MAX_GRAPH_ROWS, 1)),
+        ([9] * 32, Bucket(320, 16, 80)),
+        ([2] * 40, Bucket(80, 16, 80)),
+        ([5] * 16, Bucket(80, 16, 20)),
+        ([1] * 127 + [4], Bucket(160, 16, 160)),
+        ([1] * 70 + [100], Bucket(192, 192, 192)),
+        ([1] * 64, Bucket(64, 1, 64)),
+        ([1] * MAX_GRAPH_ROWS, Bucket(MAX_GRAPH_ROWS, 1, MAX_GRAPH_ROWS)),
         ([1] * (MAX_GRAPH_ROWS + 1), None),
     ],
     ids=[
@@ -70,6 +78,10 @@ def test_no_bucket_allows_a_session_more_rows_than_it_has():
         "the longest pass with a chunk",
         "longer: it hides its launches",
         "many rounds",
+        "short drafts of many sessions",
+        "longer ones of few",
+        "a probe beside many steps",
+        "a chunk beside many steps",
         "a full bucket",
         "the largest",
         "more than any bucket",
@@ -79,17 +91,52 @@ def test_the_smallest_that_fits(session_rows: list[int], expected: Bucket | None
     assert BucketPlan(MAX_GRAPH_ROWS).choose(session_rows) == expected
 
 
+def test_few_sessions_get_few() -> None:
+    """Kernels launch thread blocks for all of them, and 32 rounds of 6 rows had 192."""
+    bucket = BucketPlan(MAX_GRAPH_ROWS).choose([6] * 32)
+    assert bucket is not None
+    assert (bucket.num_rows, bucket.num_sessions) == (192, 48)
+
+
+def written(bucket: Bucket, session_rows: list[int]) -> bool:
+    """Whether a pass of such sessions can be written to the bucket's shape."""
+    table = BlockList(list(range(10)), 40)
+    sequences = [SequenceRows(table, 0, [1] * count, 1) for count in session_rows]
+    shape = PassShape(bucket.num_rows, bucket.num_sessions, 10, bucket.session_rows)
+    try:
+        index_pass(sequences, shape, 4, null_block=10)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bucket_holds_a_pass_where_it_can_be_written(seed: int) -> None:
+    draw = random.Random(seed)
+    found = set()
+    for bucket in BucketPlan(MAX_GRAPH_ROWS, max_len=40).buckets:
+        assert written(bucket, []), "captured with nothing but padding"
+        assert bucket.session_rows <= 40, "no session is longer"
+        for _ in range(3):
+            most = draw.randint(1, bucket.session_rows)
+            num_sessions = draw.randint(1, max(1, 2 * bucket.num_rows // most))
+            session_rows = [draw.randint(1, most) for _ in range(num_sessions)]
+            assert bucket.holds(session_rows) == written(bucket, session_rows), session_rows
+            found.add(bucket.holds(session_rows))
+    assert found == {False, True}
+
+
 def test_a_plan_is_no_larger_than_a_pass_may_be():
-    assert max(BucketPlan(100).buckets) == Bucket(100, 16)
+    assert max(BucketPlan(100).buckets) == Bucket(100, 16, 100)
     assert BucketPlan(100).choose([70]) is None
     assert BucketPlan(256, prompt_rows=64).choose([70]) is None
 
 
 def test_only_captured_buckets_are_chosen():
     plan = BucketPlan(16)
-    plan.keep([Bucket(4, 1), Bucket(8, 8)])
-    assert plan.choose([1]) == Bucket(4, 1)
-    assert plan.choose([1] * 5) == Bucket(8, 8)
+    plan.keep([Bucket(4, 1, 4), Bucket(8, 8, 8)])
+    assert plan.choose([1]) == Bucket(4, 1, 4)
+    assert plan.choose([1] * 5) == Bucket(8, 8, 8)
     assert plan.choose([1] * 9) is None
     plan.keep([])
     assert plan.choose([1]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -65,8 +66,21 @@ def test_padded_rows_are_sessions_of_their_own_in_the_null_block():
     assert set(cut.block_table[1:].flatten().tolist()) == {NULL_BLOCK}
 
 
+def test_padded_rows_share_a_session_where_it_may_have_them():
+    """Its keys are theirs, in the null block, which has four slots."""
+    sequences = [rows([7, 2], 5, [11, 12])]
+    cut = tensors(sequences, PassShape(9, 4, 3, session_rows=6))
+    assert cut.positions.tolist()[2:] == [0, 1, 2, 3, 4, 5, 0]
+    slots = [slot - NULL_BLOCK * BLOCK_SIZE for slot in cut.row_slots.tolist()[2:]]
+    assert slots == [0, 1, 2, 3, 0, 1, 0]
+    assert cut.cumulative_rows.tolist() == [0, 2, 8, 9, 9]
+    assert cut.num_keys.tolist() == [7, 6, 1, 0]
+    assert set(cut.block_table[1:].flatten().tolist()) == {NULL_BLOCK}
+
+
+@pytest.mark.parametrize("session_rows", [1, 5])
 @pytest.mark.parametrize("seed", range(5))
-def test_padding_leaves_what_is_real_as_it_was(seed: int):
+def test_padding_leaves_what_is_real_as_it_was(seed: int, session_rows: int):
     draw = random.Random(seed)
     sequences = []
     for session in range(draw.randint(1, 6)):
@@ -75,7 +89,8 @@ def test_padding_leaves_what_is_real_as_it_was(seed: int):
         sequences.append(rows(blocks, start, draw.choices(range(50), k=count)))
     exact = exact_shape(sequences, BLOCK_SIZE)
     plain = tensors(sequences, exact)
-    padded = tensors(sequences, padded_shape(exact.num_rows + draw.randint(0, 9), 8))
+    num_rows = exact.num_rows + draw.randint(0, 9)
+    padded = tensors(sequences, PassShape(num_rows, num_rows, 8, session_rows))
     count, sessions = exact.num_rows, exact.num_sessions
     for name in ("token_ids", "positions", "row_slots"):
         assert torch.equal(getattr(padded, name)[:count], getattr(plain, name))
@@ -91,9 +106,11 @@ def test_padding_leaves_what_is_real_as_it_was(seed: int):
     [
         (PassShape(2, 4, 4), "3 rows of 1 sessions do not fit in 2 rows"),
         (PassShape(5, 2, 4), "3 rows of 1 sessions do not fit in 5 rows of 2 sessions"),
+        (PassShape(9, 2, 4, session_rows=5), "do not fit in 9 rows of 2 sessions"),
         (PassShape(3, 1, 1), "3 blocks do not fit in a table of 1"),
+        (PassShape(20, 2, 3, session_rows=17), "5 blocks do not fit in a table of 3"),
     ],
-    ids=["rows", "sessions to pad with", "blocks"],
+    ids=["rows", "sessions to pad with", "larger ones", "blocks", "blocks of padding"],
 )
 def test_a_shape_that_is_too_small_is_refused(shape: PassShape, message: str):
     with pytest.raises(ValueError, match=message):
@@ -104,3 +121,44 @@ def test_an_empty_pass_is_all_padding():
     longs, ints = index_pass([], padded_shape(2, 1), BLOCK_SIZE, NULL_BLOCK)
     assert longs.dtype == np.int64
     assert ints.tolist() == [0, 1, 2, 0, 1, 2, 1, 1, NULL_BLOCK, NULL_BLOCK]
+
+
+def num_calls(num_sessions: int) -> int:
+    """Functions that are called to index a pass of sessions with five rows each."""
+    sequences = [rows([7 * n, 7 * n + 1, 5], 4 + n % 3, [1] * 5) for n in range(num_sessions)]
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, function: calls.append(event))
+    try:
+        index_pass(sequences, PassShape(5 * num_sessions + 7, num_sessions + 1, 9, 8), 4, 99)
+    finally:
+        sys.setprofile(None)
+    return sum(event.endswith("call") for event in calls)
+
+
+def test_a_session_costs_the_host_few_calls():
+    """The host waits for the GPU while it indexes: arrays are made for all sessions together."""
+    assert num_calls(40) - num_calls(8) <= 5 * 32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_row_is_where_its_position_is_in_its_table(seed: int):
+    draw = random.Random(seed)
+    sequences = [
+        rows(draw.sample(range(98), 12), draw.randint(0, 30), draw.choices(range(50), k=k))
+        for k in draw.choices([1, 1, 6, 17], k=draw.randint(1, 9))
+    ]
+    num_rows = sum(len(each.token_ids) for each in sequences)
+    shape = PassShape(num_rows + draw.randint(0, 9), 18, 13, session_rows=draw.choice([1, 4]))
+    cut = tensors(sequences, shape)
+    expected = [
+        (token_id, position, each.table.block_ids[position // 4] * 4 + position % 4)
+        for each in sequences
+        for position, token_id in enumerate(each.token_ids, each.start)
+    ]
+    of_rows = torch.stack([cut.token_ids, cut.positions, cut.row_slots], dim=1)
+    assert of_rows[:num_rows].tolist() == [list(row) for row in expected]
+    ends = [each.start + len(each.token_ids) for each in sequences]
+    assert cut.num_keys.tolist()[: len(ends)] == ends
+    for each, end, entry in zip(sequences, ends, cut.block_table.tolist(), strict=False):
+        width = -(-end // BLOCK_SIZE)
+        assert entry == each.table.block_ids[:width] + [NULL_BLOCK] * (13 - width)

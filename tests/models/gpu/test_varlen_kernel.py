@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import GPU_BLOCKS
-from models.gpu.kernel import VarlenFunction, VarlenKernel
+from models.gpu.indices import PassShape, PassTensors
+from models.gpu.kernel import KernelCall, VarlenFunction, VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, VarlenFeatures, find_kernel, probe
 from models.gpu.reference import reference_kernel, reference_varlen_attn
 
@@ -265,3 +267,92 @@ def test_our_own_kernel_serves_where_torch_has_none():
 def test_the_installed_torch_has_the_signature_but_no_cpu_kernel():
     with pytest.raises(NoKernel, match="built-in: "):
         find_kernel(Switch(varlen.varlen_attn).features, SIZES, CPU)
+
+
+def asked_for(function: VarlenFunction, *, num_rows: int, window: int | None) -> tuple[int, int]:
+    """The window that a pass of a session's last rows asks a found kernel for."""
+    asked: list[tuple[int, int]] = []
+
+    def noting(args: list[Any], kwargs: Any) -> Any:
+        asked.append(kwargs["window_size"])
+        return function(*args, **kwargs)
+
+    kernel = kernel_of(wrapped(noting))
+    tensors = PassTensors.cut(
+        PassShape(num_rows, 1, 1),
+        torch.zeros(3 * num_rows, dtype=torch.int64),
+        torch.tensor([0, num_rows, 0, 9, 9, 0], dtype=torch.int32),
+    )
+    query = torch.ones(num_rows, 4, 16, dtype=torch.bfloat16)
+    keys = torch.ones(1, 16, 2, 16, dtype=torch.bfloat16)
+    kernel(
+        query,
+        keys,
+        keys,
+        tensors,
+        KernelCall(max_rows=num_rows, max_keys=16, scale=1.0, window=window),
+    )
+    return asked[-1]
+
+
+def differs_where_open(args: list[Any], kwargs: Any) -> Any:
+    """As a kernel whose tiles depend on the window: right, and one bit of a value is another."""
+    out, *others = reference_varlen_attn(*args, **{**kwargs, "return_aux": True})
+    if kwargs["window_size"][1] < 0:
+        out.view(torch.int16)[0, 0, 0] ^= 1
+    return (out, *others) if kwargs.get("return_aux") else out
+
+
+def refuses_later_keys(args: list[Any], kwargs: Any) -> Any:
+    if kwargs["window_size"][1] != 0:
+        raise ValueError("rows see no later keys here")
+    return reference_varlen_attn(*args, **kwargs)
+
+
+def test_a_step_leaves_later_keys_open_and_reads_keys_once_a_group():
+    function = reference_varlen_attn
+    assert asked_for(function, num_rows=1, window=None) == (-1, -1)
+    assert asked_for(function, num_rows=2, window=None) == (-1, 0), "a round's rows have later ones"
+    assert asked_for(function, num_rows=1, window=5) == (4, 0)
+
+
+@pytest.mark.parametrize("change", [differs_where_open, refuses_later_keys])
+def test_steps_stay_bounded_where_a_bit_would_change(change: Any):
+    assert asked_for(wrapped(change), num_rows=1, window=None) == (-1, 0)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operation gave."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.num_bytes = max(self.num_bytes, result.nbytes)
+        return result
+
+
+def test_a_probe_of_a_model_of_7b_takes_little_memory_beside_its_weights():
+    """Its heads and pages; the reference alone would copy 940 MB of keys at a time."""
+
+    def wrong(args: list[Any], kwargs: Any) -> Any:
+        return torch.zeros_like(args[0]), torch.zeros(28, len(args[0]))
+
+    wanted = AttentionSizes(
+        num_heads=28, num_key_heads=4, head_dim=128, block_size=256, dtype=torch.bfloat16
+    )
+    kernel = VarlenKernel(wrapped(wrong), True, wants_cumulative_keys=False, name="wrong")
+    with Largest() as largest:
+        assert "attention is off" in probe(kernel, wanted, CPU)
+    assert largest.num_bytes < 40e6
+
+
+def test_a_device_that_is_too_full_is_not_one_without_a_kernel():
+    def full(args: list[Any], kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel_of(wrapped(full))

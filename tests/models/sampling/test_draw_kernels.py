@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -11,7 +15,7 @@ from loadtest.gpu_day.draws import CountedOperations
 from models.protocol.messages import Sampling
 from models.sampling import draws
 from models.sampling.logits import shaped_scores
-from models.sampling.noise import gumbel_noise
+from models.sampling.noise import gumbel_noise, stream_keys
 from models.sampling.verification import draw_ids
 from tests.cases.models.draw_rows import VOCAB_SIZE, random_rows
 
@@ -84,12 +88,10 @@ def test_of_tied_logits_the_lowest_id_is_taken_without_a_temperature() -> None:
 def test_tokens_of_equal_score_stay_together(terms: Sampling) -> None:
     """1,000 tokens tie at the top: whatever cuts among them keeps all."""
     from models.sampling.kernels.cut import row_cuts
-    from models.sampling.kernels.terms import upload_terms
 
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, ::3] = 2.5
-    rows = [draws.terms_of(terms, 9, VOCAB_SIZE)]
-    cut = row_cuts(logits, upload_terms(rows, logits.device))
+    cut = row_cuts(logits, torch.from_numpy(draws.pack_draws([terms], [9], VOCAB_SIZE)))
     assert cut.tolist() == [2.5]
 
 
@@ -109,3 +111,34 @@ def test_launches_of_a_draw(terms: Sampling, most: int) -> None:
         ids = draws.draw_from_logits(logits, [terms] * 6, list(range(6)))
     assert counted.count <= most
     assert (ids.shape, ids.device.type) == ((6,), "meta")
+
+
+def test_terms_are_packed_by_their_bits() -> None:
+    rows = [Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3), Sampling(seed=4)]
+    rows.append(Sampling(temperature=0, top_k=5, top_p=0.9))
+    packed = draws.pack_draws([rows[1], *rows], [7, 8, 9, 10], VOCAB_SIZE)
+    numbers = packed.view(np.float64)
+    assert packed[:, 0].tolist() == stream_keys([4, 3, 4, 0], [7, 8, 9, 10]).tolist()
+    assert numbers[:, 1].tolist() == [1.0, 0.7, 1.0, 0.0]
+    assert numbers[:, 2].tolist() == [-math.inf, math.log(0.1), -math.inf, -math.inf]
+    assert packed[:, 3].tolist() == [VOCAB_SIZE, 5, VOCAB_SIZE, VOCAB_SIZE]
+    assert numbers[:, 4].tolist() == [1.0, 0.9, 1.0, 1.0]
+
+
+def num_calls(rows_each: int) -> int:
+    """Functions that are called to pack the terms of 16 sessions with so many rows each."""
+    sessions = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(16)]
+    samplings = [one for one in sessions for _ in range(rows_each)]
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, function: calls.append(event))
+    try:
+        draws.pack_draws(samplings, list(range(len(samplings))), VOCAB_SIZE)
+    finally:
+        sys.setprofile(None)
+    return sum(event.endswith("call") for event in calls)
+
+
+def test_a_row_costs_the_host_few_calls() -> None:
+    """The GPU waits meanwhile: terms are a session's, and noise is computed for all rows."""
+    num_rows = 16 * 6
+    assert num_calls(12) - num_calls(6) <= 3 * num_rows

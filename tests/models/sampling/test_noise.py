@@ -1,11 +1,20 @@
 """The noise is a pure function with the right distribution; its inputs leave no visible trace."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from models.sampling.noise import DOMAIN_DRAFT, DOMAIN_TEST, gumbel_noise, gumbel_noise_at, uniform
+from models.sampling.noise import (
+    DOMAIN_DRAFT,
+    DOMAIN_TEST,
+    gumbel_noise,
+    gumbel_noise_at,
+    stream_keys,
+    uniform,
+)
 
 
 def uniforms(noise: torch.Tensor) -> np.ndarray:
@@ -19,23 +28,43 @@ def test_known_values_pin_the_generator() -> None:
     np.testing.assert_allclose(noise.numpy(), expected, rtol=2e-6, atol=2e-7)
 
 
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x: int) -> int:
+    x &= 2**64 - 1
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def row_key(seed: int, position: int, domain: int = 0) -> int:
+    key = mix((mix((domain + 1) * GOLDEN) ^ seed) + GOLDEN)
+    return mix(key + (position + 1) * 0xD1342543DE82EF95)
+
+
 def reference_rows(keys: list[tuple[int, int]], vocab_size: int) -> np.ndarray:
     """The documented construction in Python ints and float64."""
-
-    def mix(x: int) -> int:
-        x &= 2**64 - 1
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-        return x ^ (x >> 31)
-
-    golden = 0x9E3779B97F4A7C15
     rows = []
     for seed, position in keys:
-        key = mix(mix((mix(golden) ^ seed) + golden) + (position + 1) * 0xD1342543DE82EF95)
-        outputs = [mix(key + (t + 1) * golden) for t in range(vocab_size)]
+        key = row_key(seed, position)
+        outputs = [mix(key + (t + 1) * GOLDEN) for t in range(vocab_size)]
         tails = np.array([((x >> 12) + 0.5) / 2**52 for x in outputs])
         rows.append(-np.log(-np.log1p(-tails)))
     return np.array(rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 11, 12, 500])
+def test_keys_of_many_rows_are_those_of_each(num_rows: int) -> None:
+    """Few are computed in Python ints, many by numpy, modulo 2^64 in both."""
+    draw = random.Random(num_rows)
+    seeds = [draw.choice([0, 2**64 - 1, draw.getrandbits(64)]) for _ in range(num_rows)]
+    positions = [draw.choice([0, 2**31, draw.randrange(10**6)]) for _ in range(num_rows)]
+    keys = stream_keys(seeds, positions, DOMAIN_DRAFT)
+    pairs = zip(seeds, positions, strict=True)
+    expected = [row_key(*pair, DOMAIN_DRAFT) for pair in pairs]
+    assert keys.dtype == np.int64
+    assert keys.view(np.uint64).tolist() == expected
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 1000, 4099])
