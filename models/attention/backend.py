@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from models.device import to_device
 from models.kv.rows import SequenceRows
+from models.kv.storage import BlockStorage
 
 Tiling = tuple[int, ...]  # sizes of query tiles, rows
 
@@ -33,8 +34,8 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def storage(self) -> Any:
-        """The storage of keys and values, a `BlockStorage` of the back-end's own layout."""
+    def storage(self) -> BlockStorage:
+        """The storage of keys and values, in the back-end's own layout."""
         ...
 
     @property
@@ -80,7 +81,24 @@ class AttentionBackend(Protocol):
         ...
 
 
-class ModelForward(Protocol):
+class ModelLayers(Protocol):
+    """The layers of a model as runners look at them, whoever calls them."""
+
+    def products(self) -> list[nn.Module]:
+        """Return the linear layers in order, the one that gives the logits last."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """States [R, F] of all rows of the newest pass, of which the last layer makes logits.
+
+        Or the rows that went into n layers, side by side [R, n * F], where these are kept. They
+        are good until the next pass. None: not kept.
+        """
+        ...
+
+
+class ModelForward(ModelLayers, Protocol):
     """The layers of a model, without attention: that is the pass's."""
 
     def __call__(
@@ -96,10 +114,6 @@ class ModelForward(Protocol):
         """
         ...
 
-    def products(self) -> list[nn.Module]:
-        """Return the linear layers in order, the one that gives the logits last."""
-        ...
-
     def keep_hidden(self, layers: Sequence[int] = ()) -> None:
         """Have `hidden` from the next pass on. Call it before the first pass.
 
@@ -108,15 +122,6 @@ class ModelForward(Protocol):
 
         Raises:
             ValueError: it cannot.
-        """
-        ...
-
-    @property
-    def hidden(self) -> Tensor | None:
-        """States [R, F] of all rows of the newest pass, of which the last layer makes logits.
-
-        Or the rows that went into n layers, side by side [R, n * F], where these are kept. They
-        are good until the next pass. None: not kept.
         """
         ...
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from models.attention.backend import AttentionBackend, ModelForward
+from models.attention.backend import AttentionBackend, ModelLayers
 from models.checkpoint.loader import kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
 from models.engine.backends import lay_out
@@ -50,7 +50,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     kv_bytes_per_token: int
     weight_bytes: int
-    layers: ModelForward
+    layers: ModelLayers
     backend: Callable[[int], AttentionBackend]
     share_bytes: Callable[[], int]
     drafting: OwnDrafting

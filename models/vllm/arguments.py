@@ -20,29 +20,28 @@ def vllm_config(config: EngineConfig) -> Any:
         ValueError: vLLM cannot serve the model like this, with its reason.
     """
     is_eager = config.graphs == "off" or torch.device(config.device).type == "cpu"
-    arguments = EngineArgs(
-        model=config.model_path,
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=min(MAX_SEQUENCES, config.max_num_batched_tokens),
-        block_size=_AUTO_BLOCK if config.block_size == "auto" else config.block_size,
-        # The pool's blocks are counted here; vLLM's own prefix cache and scheduler do not run.
-        enable_prefix_caching=False,
-        gpu_memory_utilization=config.gpu_memory_utilization or 1.0,
-        kv_cache_memory_bytes=None if config.gpu_memory_utilization else 1,
-        disable_hybrid_kv_cache_manager=True,
-        tensor_parallel_size=config.tensor_parallel_size,
-        distributed_executor_backend="external_launcher",
-        async_scheduling=False,
-        disable_log_stats=True,
-        enforce_eager=is_eager,
-        # Passes of any shape have a graph for what lies between attention.
-        compilation_config={} if is_eager else {"cudagraph_mode": "PIECEWISE"},
-    )
     try:
-        return arguments.create_engine_config()
+        return EngineArgs(
+            model=config.model_path,
+            skip_tokenizer_init=True,
+            trust_remote_code=False,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=min(MAX_SEQUENCES, config.max_num_batched_tokens),
+            block_size=_AUTO_BLOCK if config.block_size == "auto" else config.block_size,
+            # The pool's blocks are counted here; vLLM's own prefix cache and scheduler do not run.
+            enable_prefix_caching=False,
+            gpu_memory_utilization=config.gpu_memory_utilization or 1.0,
+            kv_cache_memory_bytes=None if config.gpu_memory_utilization else 1,
+            disable_hybrid_kv_cache_manager=True,
+            tensor_parallel_size=config.tensor_parallel_size,
+            distributed_executor_backend="external_launcher",
+            async_scheduling=False,
+            disable_log_stats=True,
+            enforce_eager=is_eager,
+            # Passes of any shape have a graph for what lies between attention.
+            compilation_config={} if is_eager else {"cudagraph_mode": "PIECEWISE"},
+        ).create_engine_config()
     except (ValueError, OSError, NotImplementedError) as error:
         raise ValueError(f"vLLM cannot serve model_path {config.model_path!r}: {error}") from error

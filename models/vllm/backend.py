@@ -16,13 +16,14 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from models.attention.backend import DraftLayer, Tiling, last_rows
-from models.device import array_to_device, to_device
-from models.gpu.indices import PassShape, PassTensors, exact_shape, index_pass
+from models.device import to_device
+from models.gpu.indices import PassShape, PassTensors, exact_shape, index_pass, upload
 from models.kv.rows import SequenceRows
 from models.vllm.arguments import MAX_SEQUENCES
 from models.vllm.hooks import VERSION
 from models.vllm.storage import VllmStorage
 
+_HOST = torch.device("cpu")
 _NO_SLOT = -1  # vLLM's kernels store nothing there
 
 
@@ -88,10 +89,7 @@ class VllmBackend:
         shape = exact_shape(sequences, self._block_size)
         arrays = index_pass(sequences, shape, self._block_size, self._null_block)
         device = self._runner.device
-        tensors = PassTensors.cut(
-            shape, *(array_to_device(array, device) for array in (arrays.longs, arrays.ints))
-        )
-        on_host = PassTensors.cut(shape, *map(torch.from_numpy, arrays))
+        tensors, on_host = (upload(arrays, shape, place) for place in (device, _HOST))
         # A graph has its own number of rows; those behind the pass's own store nothing.
         mode, graph = self._runner.cudagraph_dispatcher.dispatch(num_tokens=shape.num_rows)
         ids, positions, slots = self._inputs(tensors, drawn_ids, graph.num_tokens)

@@ -32,7 +32,7 @@ from models.vllm.backend import VllmBackend
 
 
 class VllmModel:
-    """Implements `ModelForward`, as far as runners look at it, around vLLM's worker.
+    """Implements `ModelLayers` around vLLM's worker.
 
     Args:
         config: what to load.
@@ -92,24 +92,13 @@ class VllmModel:
     # --- what runners look at
 
     def products(self) -> list[nn.Module]:
-        """See `ModelForward`."""
+        """See `ModelLayers`."""
         return [layer for layer in self._layers.modules() if hasattr(layer, "quant_method")]
-
-    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
-        """Refuse: nothing drafts with the model here (`EngineConfig` says so first)."""
-        raise ValueError("engine vllm keeps no states of its layers")
 
     @property
     def hidden(self) -> Tensor | None:
-        """See `ModelForward`."""
+        """See `ModelLayers`."""
         return None
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
-    ) -> Tensor:
-        """See `ModelForward`; `paged` is vLLM's business, within its context of a pass."""
-        hidden: Tensor = self._layers(input_ids=token_ids, positions=positions)
-        return self._layers.compute_logits(hidden if keep is None else hidden[keep])
 
     @property
     def _layers(self) -> Any:

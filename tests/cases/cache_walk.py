@@ -23,6 +23,7 @@ from models.protocol.token_sequence import TokenSequence
 from models.scheduler.batch import PassPlanner
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import Job, PlannedRows, Session, SessionTable
+from tests.harness.kv_memory import own_storage
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40  # of 160 tokens: seven sessions of up to 100 may want four times as many
@@ -290,7 +291,7 @@ class Walk:
         fresh = sorted(unused - self._unused)
         self._unused = unused
         index = torch.tensor(fresh, dtype=torch.long)
-        for layer in self.runner.backend.storage.blocks:
+        for layer in own_storage(self.runner).blocks:
             for part in layer:  # keys, values: [blocks, K, BLOCK_SIZE, D]
                 part.index_fill_(0, index, float("nan"))
 

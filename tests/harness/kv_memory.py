@@ -5,10 +5,18 @@ from typing import Any
 from torch import Tensor
 
 from models.engine.runner import ModelRunner
+from models.kv.storage import KVBlocks
+
+
+def own_storage(runner: ModelRunner) -> KVBlocks:
+    """The storage of an engine of our own."""
+    storage = runner.backend.storage
+    assert isinstance(storage, KVBlocks)
+    return storage
 
 
 def kv_bytes(runner: ModelRunner) -> int:
-    return sum(part.nbytes for layer in runner.backend.storage.blocks for part in layer)
+    return sum(part.nbytes for layer in own_storage(runner).blocks for part in layer)
 
 
 def last_keys(runner: ModelRunner) -> Tensor:

@@ -11,6 +11,7 @@ from models.engine.runner import ModelRunner, SequenceRows
 from models.gpu.forward import PagedBackend
 from models.kv.rows import BlockList
 from tests.fakes.engines import make_runner, random_prompt
+from tests.harness.kv_memory import own_storage
 
 pytestmark = pytest.mark.matrix
 
@@ -77,10 +78,10 @@ def test_side_paths_are_the_bits_of_their_texts(
     """Wherever blocks and spans of keys end."""
     runner = make_runner(attention=attention, dtype=dtype, max_num_batched_tokens=128)
     # What a former owner leaves in a block is read by nobody.
-    for keys, values in runner.backend.storage.blocks:
+    for keys, values in own_storage(runner).blocks:
         keys.fill_(float("nan"))
         values.fill_(float("nan"))
-    runner.backend.storage.clear_blocks([runner.backend.storage.null_block])
+    runner.backend.storage.clear_blocks([own_storage(runner).null_block])
     together, alone = both_ways(runner, num_before, num_late)
     for number, (one, other) in enumerate(zip(together, alone, strict=True)):
         assert torch.equal(one, other), f"path {number}"

@@ -20,6 +20,7 @@ from models.kv.block_pool import BlockPool
 from models.kv.pages import PageStorage
 from models.kv.storage import KVSizes
 from tests.fakes.engines import make_runner
+from tests.harness.kv_memory import own_storage
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 512}
@@ -36,7 +37,7 @@ def replayed() -> ModelRunner:
 
 
 def pages(runner: ModelRunner) -> Tensor:
-    return runner.backend.storage._all
+    return own_storage(runner)._all
 
 
 class Talk:
@@ -104,7 +105,7 @@ def test_padding_writes_no_key_of_a_real_session(replayed: ModelRunner):
     # Three rows go to the bucket of four.
     replayed.forward([SequenceRows(table, 37, [1, 2, 3], 3)])
     block = table.block_ids[37 // 16]
-    null = replayed.backend.storage.null_block
+    null = own_storage(replayed).null_block
     changed_blocks = {
         index
         for index in range(null + 1)

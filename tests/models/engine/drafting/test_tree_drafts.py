@@ -34,6 +34,7 @@ from tests.fakes.engines import (
     run_clients,
     tiny_checkpoint,
 )
+from tests.harness.kv_memory import own_storage
 from tests.models.engine.drafting.test_own_drafts import BUSH, CATERPILLAR, KINDS, runner
 
 pytestmark = pytest.mark.matrix
@@ -220,7 +221,7 @@ def test_the_cache_holds_what_a_plain_pass_writes(
 
 def stored(made: ModelRunner, table: BlockTable, num_tokens: int) -> list[torch.Tensor]:
     """Keys and values of the model's layers by position, however the back-end lays them out."""
-    storage, size = made.backend.storage, made.pool.block_size
+    storage, size = own_storage(made), made.pool.block_size
     found = []
     for layer in storage.blocks[:2]:
         for part, is_key in zip(layer, (True, False), strict=True):
