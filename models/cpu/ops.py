@@ -79,6 +79,11 @@ class HeadNorms:
     epsilon: float
 
 
+def kernels(dtype: torch.dtype) -> list[Any]:
+    """Return the kernels beside products that a model taken apart needs, the longest first."""
+    return [_ATTENDS[dtype], _ROTATES[dtype], _NORMS[dtype], rows.pick_rows]
+
+
 def new_step(kernel: Any, num_parameters: int, table: PassTable, *kept: object) -> Call:
     """Return a kernel that reads the table; `kept`: objects whose addresses its parameters hold."""
     call = Call(kernel, num_parameters, table, *kept)

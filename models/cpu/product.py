@@ -33,7 +33,7 @@ _KERNELS = {
 }
 
 
-def _kernel(dtype: torch.dtype, is_quantized: bool, num_inputs: int) -> Callable[[Any], None]:
+def kernel_of(dtype: torch.dtype, is_quantized: bool, num_inputs: int) -> Callable[[Any], None]:
     """Return the kernel that multiplies any rows by a weight with so many inputs."""
     is_stepwise = num_inputs % INPUTS_A_STEP == 0
     if dtype == torch.bfloat16 and not is_quantized and is_stepwise and has_matrix_registers():
@@ -107,7 +107,7 @@ class KernelLinear(nn.Module):
             target: field of [R, num_outputs].
             end: what becomes of the outputs.
         """
-        kernel = _kernel(self._dtype, self._is_quantized, self.in_features)
+        kernel = kernel_of(self._dtype, self._is_quantized, self.in_features)
         call = new_step(
             kernel, product.NUM_PARAMETERS, table, self._panels, self._scales, self._bias
         )

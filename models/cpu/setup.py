@@ -104,11 +104,16 @@ def _fuse(
     model: PreTrainedModel, config: EngineConfig, make_linear: MakeLinear
 ) -> ModelForward | None:
     """Take the model apart; return None if its layers are not known."""
+    from models.cpu import ops, product
     from models.cpu.backend import FusedForward
     from models.cpu.fused_decoder import FusedDecoder
+    from models.cpu.kernels.compiling import compile_together
 
     if not can_take_apart(model):
         return None
+    is_quantized, width = config.quantization is not None, model.config.hidden_size
+    multiply = product.kernel_of(model.dtype, is_quantized, width)
+    compile_together([multiply, *ops.kernels(model.dtype)])
     threads = torch.get_num_threads()
     return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))
 

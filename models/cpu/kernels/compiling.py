@@ -2,7 +2,8 @@
 
 A kernel is a C function of one address: that of its parameters, int64 numbers in a row. numba
 compiles it for this CPU at its first use and keeps the machine code on disk. The folder is named by
-the sources of all kernels, so that a change in any of them is seen.
+the sources of all kernels, so that a change in any of them is seen. Processes that start together
+take turns: one compiles a kernel, the others read it.
 
 A kernel runs on the threads of torch's operations: those of the OpenMP library that torch brings. A
 second pool would fight with them for the cores, because they spin for a while after each operation.
@@ -10,16 +11,19 @@ second pool would fight with them for the cores, because they spin for a while a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numba
 import numpy as np
@@ -31,6 +35,8 @@ from numba import cfunc, njit, types
 inline: Any = njit(fastmath=False, error_model="numpy")
 
 _SIGNATURE = types.void(types.voidptr)
+_TURN_S = 120.0  # that another process may compile a kernel; a second is usual
+_LOOK_S = 0.02  # until it is asked again
 _lock = threading.Lock()
 _logger = logging.getLogger(__name__)
 
@@ -69,6 +75,18 @@ class Call:
             self._run_parallel(self.code, self.address, num_threads, 0)
 
 
+def compile_together(functions: Sequence[Callable[[Any], None]]) -> None:
+    """Have the machine code of all kernels, beside a process that wants the same ones.
+
+    What another compiles just now comes last, so that two processes take half of them each.
+    """
+    left = list(functions)
+    while left:
+        function = next((each for each in left if not _is_taken(each)), left[0])
+        left.remove(function)
+        _compile(function)
+
+
 def float_bits(number: float) -> int:
     """Return the bits of a float32, as a kernel finds it among its parameters."""
     return int(np.float32(number).view(np.uint32))
@@ -93,9 +111,56 @@ def _compile_into(folder: Path, function: Callable[[Any], None]) -> Any:
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(folder)
     try:
-        return cfunc(_SIGNATURE, cache=True, error_model="numpy")(function)
+        with _turn(folder, function):
+            return cfunc(_SIGNATURE, cache=True, error_model="numpy")(function)
     finally:
         settings.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def _turn(folder: Path, function: Callable[[Any], None]) -> Iterator[None]:
+    """Wait until no other process compiles this function; log where none has done so before.
+
+    The file has the function's name once its machine code is there.
+    """
+    began_s = time.monotonic()
+    with _turn_file(folder, function).open("a+") as file:
+        while not _is_ours(file) and time.monotonic() - began_s < _TURN_S:
+            time.sleep(_LOOK_S)
+        is_new = os.fstat(file.fileno()).st_size == 0
+        if is_new:
+            name = function.__qualname__
+            _logger.info("compiling kernel %s, once for this CPU, into %s", name, folder)
+        yield
+        if is_new:
+            file.write(function.__qualname__)
+
+
+def _is_taken(function: Callable[[Any], None]) -> bool:
+    """Return whether another process compiles this function now."""
+    folder = _cache_folder()
+    if folder is None:
+        return False
+    try:
+        with _turn_file(folder, function).open("a+") as file:
+            return not _is_ours(file)
+    except OSError:
+        return False
+
+
+def _turn_file(folder: Path, function: Callable[[Any], None]) -> Path:
+    return folder / f"{function.__module__}.{function.__qualname__}.turn"
+
+
+def _is_ours(file: IO[str]) -> bool:
+    """Return whether this process has the turn now, which ends when the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: each process compiles for itself
+        return True
+    return True
 
 
 def _cache_folder() -> Path | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.cpu.kernels import compiling
-from models.cpu.kernels.compiling import Call, float_bits
+from models.cpu.kernels.compiling import Call, compile_together, float_bits
 from models.cpu.kernels.parameters import NUM_COMMON, NUM_ROWS, POSITIONS
 from models.cpu.ops import (
     HeadNorms,
@@ -173,6 +176,10 @@ def _body(parameters: object) -> None:
     pass
 
 
+def _other_body(parameters: object) -> None:
+    pass
+
+
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Where kernels are kept; nothing is compiled yet."""
@@ -202,6 +209,52 @@ def test_kernels_are_kept_on_disk_by_the_sources(
     monkeypatch.setattr(compiling, "_hash_of_sources", lambda: "changed")
     run_anew()
     assert list((cache / "changed").rglob("*.nbc"))
+
+
+@contextlib.contextmanager
+def another_process_compiles() -> Iterator[None]:
+    """Hold the turn of `_body`, as a process that compiles it."""
+    folder = compiling._cache_folder()
+    assert folder is not None
+    with (folder / f"{__name__}._body.turn").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_processes_take_turns_and_say_who_compiles(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with ThreadPoolExecutor(1) as pool:
+        with another_process_compiles():
+            waiting = pool.submit(run_anew)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+            assert not list(cache.rglob("*.nbc"))
+        waiting.result(60)
+    assert "compiling kernel _body, once for this CPU" in caplog.text
+    caplog.clear()
+    run_anew()
+    assert not caplog.text
+
+
+def test_a_process_that_keeps_the_turn_is_not_waited_for_any_longer(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "_TURN_S", 0.1)
+    with another_process_compiles():
+        run_anew()
+    assert list(cache.rglob("*.nbc"))
+
+
+def test_a_kernel_that_another_process_compiles_comes_last(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    with monkeypatch.context() as patched, another_process_compiles():
+        patched.setattr(compiling, "_compile", lambda function: compiled.append(function.__name__))
+        compile_together([_body, _other_body, norm])
+    assert compiled == ["_other_body", "norm", "_body"]
 
 
 @pytest.mark.parametrize("suffix", [".nbc", ".nbi"])
