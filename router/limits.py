@@ -43,8 +43,9 @@ class SessionLimits(Section):
     )
     failover_s: PositiveFloat = Field(
         default=60.0,
-        description="for a running stream to get another target or constraint replica when its own "
-        "is lost; then it ends with an error",
+        description="for a running stream to get another target or constraint replica when its "
+        "own is lost, then it ends with an error; for a request to get the first ones of a service "
+        "that starts, then 503",
     )
     max_losses: PositiveInt = Field(
         default=3,

@@ -187,7 +187,11 @@ def _session(
         ),
         judge=Judge(
             RemoteScorer(
-                services.constraint_pool, request.request_id, settings.reward, services.limits
+                services.constraint_pool,
+                request.request_id,
+                settings.reward,
+                services.limits,
+                services.losses.constraint,
             ),
             request,
             settings,

@@ -4,7 +4,8 @@ A session has one `Recovery` for its target and one for its constraint replica. 
 when the part is found missing (or is first asked for) and closes with its next answer. A replica
 that grants a lease and is lost again does not close it. Attempts follow each other within the
 window with growing pauses. A first lease has the lease's limit. A session that has lost its replica
-has the fail-over's, because a replacement may have to load a model first.
+has the fail-over's, because a replacement may have to load a model first. So has a first lease of a
+part that has never answered: the service starts.
 
 Refused leases only take time. Lost replicas (`LinkLost`) are counted as well, and no answer resets
 the count. A request that brings down its replica, be it in its second round, must not be tried on
@@ -116,7 +117,11 @@ class Recovery:
 
     def _window_s(self) -> float:
         limits = self._limits
-        return limits.queue_wait_s if self._is_first else limits.failover_s
+        if not self._is_first:
+            return limits.failover_s
+        if self.losses.has_answered:
+            return limits.queue_wait_s
+        return max(limits.queue_wait_s, limits.failover_s)
 
     def _left_s(self) -> float:
         now = asyncio.get_running_loop().time()

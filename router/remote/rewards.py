@@ -14,6 +14,7 @@ from models.protocol.rewards import RewardRefused, RewardScore, RewardScored, Te
 from router.limits import SessionLimits
 from router.ports import ConstraintLease, ConstraintPool
 from router.remote.exchange import Patience, await_answer
+from router.remote.losses import PartLosses
 from router.remote.recovery import Recovery
 
 _Answer = RewardScored | RewardRefused
@@ -27,16 +28,22 @@ class RemoteScorer:
         session_id: of the session; its lease has a name of its own.
         reward: JSON text of the reward.
         limits: of waits.
+        losses: of the constraint service.
     """
 
     def __init__(
-        self, pool: ConstraintPool, session_id: str, reward: str, limits: SessionLimits
+        self,
+        pool: ConstraintPool,
+        session_id: str,
+        reward: str,
+        limits: SessionLimits,
+        losses: PartLosses | None = None,
     ) -> None:
         self._pool = pool
         self._session_id = f"{session_id}-reward"
         self._reward = reward
         self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
-        self._recovery = Recovery("constraint service", limits)
+        self._recovery = Recovery("constraint service", limits, losses)
         self._lease: ConstraintLease | None = None
         self._seq = 0
         self._lock = asyncio.Lock()

@@ -13,6 +13,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.losses import Losses
 from router.remote.recovery import Recovery
 from router.remote.target import RemoteVerifier
 from router.services import Services
@@ -33,7 +34,9 @@ LIMITS = SessionLimits(
 )
 
 
-async def generated(pool: FaultyPool, limits: SessionLimits) -> list[int]:
+async def generated(
+    pool: FaultyPool, limits: SessionLimits, losses: Losses | None = None
+) -> list[int]:
     request = GenerationRequest(
         request_id="s",
         prompt_ids=PROMPT,
@@ -47,6 +50,7 @@ async def generated(pool: FaultyPool, limits: SessionLimits) -> list[int]:
         constraint_pool=None,
         speculation=SpeculationLimits(run_on_tokens=3),
         limits=limits,
+        losses=Losses() if losses is None else losses,
     )
     front = SpeculativeGenerator(services, max_model_len=100)
     events = [event async for event in front.generate(request, LetterDetokenizer())]
@@ -69,14 +73,29 @@ async def test_a_running_stream_waits_longer_for_a_replica_than_a_new_request() 
     pool = target(Faults({len(await points()) // 2}), num_refusals=60)
     clock = asyncio.get_running_loop().time
     started_at = clock()
-    assert await generated(pool, limits) == continuation(PROMPT, NUM_TOKENS)
+    losses = Losses()
+    assert await generated(pool, limits, losses) == continuation(PROMPT, NUM_TOKENS)
     assert limits.queue_wait_s < clock() - started_at < limits.failover_s
 
     refusing = target(Faults(), math.inf)
     refusing.num_refusals_left = math.inf
     with pytest.raises(Unavailable, match=r"^no target within the limit of 0\.05 s: target is st"):
-        await generated(refusing, limits)
+        await generated(refusing, limits, losses)
     assert refusing.leases == []
+
+
+async def test_the_first_requests_of_a_service_wait_for_its_target_to_load() -> None:
+    limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "failover_s": 0.4})
+    clock = asyncio.get_running_loop().time
+    started_at = clock()
+    refusing = target(Faults(), math.inf)
+    refusing.num_refusals_left = math.inf
+    with pytest.raises(Unavailable, match=r"^no target within the limit of 0\.4 s"):
+        await generated(refusing, limits)
+    assert 0.4 <= clock() - started_at < 1.0
+    loading = target(Faults(), 0)
+    loading.num_refusals_left = 20  # some 0.1 s
+    assert await generated(loading, limits) == continuation(PROMPT, NUM_TOKENS)
 
 
 async def test_the_fail_over_limit_is_the_end() -> None:
