@@ -149,7 +149,9 @@ def _with_stages(
     experiment: Experiment, openers: Mapping[str, Opener]
 ) -> tuple[Experiment, list[str]]:
     """Return the experiment with the ways that can be run here, and the names of the others."""
-    skipped = [name for name, way in experiment.ways.items() if way.at and way.at not in openers]
+    here = {"", "own", *openers}
+    needs = {name: {way.at, way.target.get("engine", "")} for name, way in experiment.ways.items()}
+    skipped = [name for name, parts in needs.items() if not parts <= here]
     if skipped:
         print(f"not run, as their programs are not given: {', '.join(skipped)}")
     ways = {name: way for name, way in experiment.ways.items() if name not in skipped}

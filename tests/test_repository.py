@@ -51,7 +51,7 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 39_490,
-    "router": 9_160,
+    "router": 9_170,
     "deployments": 24_900,
     "loadtest": 30_160,
     "tests": 73_630,

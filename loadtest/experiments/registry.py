@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
@@ -22,6 +23,7 @@ from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.experiments.study import PARTS, STRUCTURE, STUDY
 from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.experiments.turns import TURNS
+from loadtest.experiments.vllm import VLLM
 from loadtest.frame.experiment import Experiment
 from loadtest.frame.stages import Models, Opener
 from loadtest.trial.trial import Trial
@@ -34,6 +36,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "llama-349m": LLAMA_349M,
     "llama-smollm2": LLAMA_SMOLLM2,
     "llama-http": LLAMA_HTTP,
+    "vllm": VLLM,
     "turns": TURNS,
     "overhead": OVERHEAD,
     "first-text": FIRST_TEXT,
@@ -83,4 +86,5 @@ STAGES: Mapping[str, Opener] = {
     "http": _opener("services", "ServiceStage"),
     "bare": _opener("references", "BareStage"),
     "transformers": _opener("references", "TransformersStage"),
+    **({"vllm": _opener("references", "VllmStage")} if find_spec("vllm") else {}),
 }

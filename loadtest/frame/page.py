@@ -1,7 +1,6 @@
 """The page of figures, made of all kept records: `python -m loadtest --page` writes it.
 
-Each record has its question, a table of the first measure by way, its missed aims and its origin
-there. Nobody edits the page.
+Each record has its question, its tables, its missed aims and its origin there. Nobody edits it.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ from loadtest.report.record import SAMPLES
 
 RESULTS = ROOT / "loadtest" / "results"
 PAGE = RESULTS / "README.md"
+_TOTAL = "all"  # a workload that is the sum of the others
+_MOST_COLUMNS = 5  # of ways; a trial's events are more
 _HEAD = """# Figures
 
 Generated from the records in this folder by `python -m loadtest --page`; nobody edits it. A cell of
-a table has the median of the first measure. Behind it stands the ratio to the first way within a
+a table has a median. Behind those of the first measure stands the ratio to the first way within a
 turn, as a median of the turns. An aim that was missed stays here as missed.
 """
 
@@ -45,17 +46,30 @@ def page() -> str:
 
 def _section(name: str, record: Mapping[str, Any]) -> Iterator[str]:
     yield f"{record['question'].capitalize()}?\n"
-    yield from by_way(record[SAMPLES])
+    yield from tables(record[SAMPLES])
     yield ""
     yield verdict(record)
     yield ""
     yield made(name, record)
 
 
+def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table for the rows of each first measure: by way, or by measure if there are many."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(next(iter(row["runs"]), ""), []).append(row)
+    for number, group in enumerate(groups.values()):
+        totals = [row for row in group if row["workload"] == _TOTAL] or group
+        is_long = len({row["way"] for row in totals}) > _MOST_COLUMNS
+        if number:
+            yield ""
+        yield from by_measure(totals) if is_long and len(cells(totals)) <= 2 else by_way(totals)
+
+
 def by_way(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a table of the first measure: a line for each cell, a column for each way."""
     names = list(dict.fromkeys(row["way"] for row in rows))
-    measure = next(iter(rows[0]["runs"])) if rows else ""
+    measure = next(iter(rows[0]["runs"]), "")
     yield f"| {measure} | {' | '.join(names)} |"
     yield f"|---|{'---|' * len(names)}"
     for cell, ways in cells(rows).items():
@@ -63,6 +77,24 @@ def by_way(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         base = runs.get(names[0])
         figures = [_figure(runs.get(name), None if name == names[0] else base) for name in names]
         yield f"| {', '.join(map(str, cell))} | {' | '.join(figures)} |"
+
+
+def by_measure(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of all measures: a line for each way."""
+    measures = list(dict.fromkeys(measure for row in rows for measure in row["runs"]))
+    yield f"| way | {' | '.join(measures)} |"
+    yield f"|---|{'---|' * len(measures)}"
+    for cell, ways in cells(rows).items():
+        first = next(iter(ways.values()))
+        for name, row in ways.items():
+            base = None if row is first else first["runs"].get(measures[0])
+            bases = [base, *[None] * (len(measures) - 1)]
+            figures = (
+                _figure(row["runs"].get(measure), below)
+                for measure, below in zip(measures, bases, strict=True)
+            )
+            where = f"{cell[1]}, " if len(cells(rows)) > 1 else ""
+            yield f"| {where}{name} | {' | '.join(figures)} |"
 
 
 def _figure(runs: Sequence[float] | None, base: Sequence[float] | None) -> str:

@@ -1,15 +1,19 @@
-"""References beside ours: `transformers` with and without the draft, and `bare`, the engine alone.
+"""References beside ours: `transformers` with and without the draft, `vllm`, and `bare`.
 
-Both run in this process, on the same checkpoints and with the same threads. Answers are greedy and
+They run on the same checkpoints, the first and the last in this process and with the same threads.
+`bare` is our engine alone. Answers are greedy and
 have exactly as many tokens as were asked for.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,12 @@ from models.protocol.token_sequence import EMPTY_HASH
 from router.drafters.draft_model import POOL
 
 _EPOCH = 1
+_VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+_LOAD_S, _ANSWER_S = 300.0, 600.0
 ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callable
 
 
@@ -40,8 +50,8 @@ def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceMode
     return model
 
 
-class _Reference(Closing):
-    """A stage in this process that loads its models when it is made."""
+class Reference(Closing):
+    """A stage that loads its models when it is made, and answers greedily; a base."""
 
     def __init__(self, models: Models) -> None:
         if "num_threads" in models.engine:
@@ -59,7 +69,7 @@ class _Reference(Closing):
         raise NotImplementedError
 
 
-class TransformersStage(_Reference):
+class TransformersStage(Reference):
     """Implements `Stage` with `generate` of transformers; drafts are those of an assistant.
 
     A way's k is the assistant's, and transformers' own heuristic chooses it if it is None. Rounds
@@ -142,7 +152,7 @@ class _Stream:
         self.first_s = self.first_s or self.ended_s
 
 
-class BareStage(_Reference):
+class BareStage(Reference):
     """Implements `Stage` with the target engine alone: no link, no router, no draft."""
 
     def __init__(self, models: Models) -> None:
@@ -207,3 +217,78 @@ class BareStage(_Reference):
             ),
             None,
         )
+
+
+class VllmStage(Reference):
+    """Implements `Stage` with `generate` of vLLM, with its scheduler and sampler.
+
+    It has a process to itself, and works in it without a second one, which is its faster way.
+    Times are taken there. Nothing drafts, and first tokens are not told.
+
+    Raises:
+        TimeoutError: vLLM is not ready in time.
+        EOFError: its process ended; why is on stderr.
+    """
+
+    def __init__(self, models: Models) -> None:
+        super().__init__(models)
+        words = {
+            "model": str(models.target.resolve()),
+            "dtype": models.engine.get("dtype", "bfloat16"),
+            "max_model_len": models.engine["max_model_len"],
+            # As our layers run on a CPU: what is compared is the loop around them.
+            "enforce_eager": True,
+        }
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve_vllm, args=(theirs, words), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._receive(_LOAD_S)
+
+    def close(self) -> None:
+        """End its process."""
+        self._process.kill()
+        self._process.join(_LOAD_S)
+
+    def _answers(self, asks: Sequence[Ask], way: Way) -> list[Answer]:
+        if way.k != 0:
+            raise ValueError("k: vLLM's engine is asked without drafts")
+        self._pipe.send([([*ask.prompt_ids], ask.max_tokens) for ask in asks])
+        texts, began_s, ended_s = self._receive(_ANSWER_S)
+        return [
+            Answer(
+                content=tuple(text),
+                num_tokens=len(text),
+                num_first=len(text),
+                began_s=began_s,
+                first_s=ended_s,
+                ended_s=ended_s,
+            )
+            for text in texts
+        ]
+
+    def _receive(self, limit_s: float) -> Any:
+        if not self._pipe.poll(limit_s):
+            raise TimeoutError(f"vLLM: nothing within {limit_s:g} s")
+        return self._pipe.recv()
+
+
+def _serve_vllm(pipe: Connection, words: dict[str, Any]) -> None:
+    """Answer lists of prompts and lengths with texts and times, until killed."""
+    os.environ.update(_VLLM_ENVIRONMENT)
+    from vllm import LLM, SamplingParams
+
+    llm: Any = LLM(**words, skip_tokenizer_init=True, enable_prefix_caching=False)
+    pipe.send(None)
+    while True:
+        asked = pipe.recv()
+        prompts = [{"prompt_token_ids": ids} for ids, _ in asked]
+        wanted = [
+            SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
+            for _, length in asked
+        ]
+        began_s = time.perf_counter()
+        found = llm.generate(prompts, wanted, use_tqdm=False)
+        ended_s = time.perf_counter()
+        pipe.send(([list(one.outputs[0].token_ids) for one in found], began_s, ended_s))

@@ -99,9 +99,12 @@ def change_config(models: Models, way: Way) -> Callable[[Config], None]:
         arguments = config["applications"][0]["args"]
         for part in ("draft", "drafts"):
             arguments.pop(part, None)
-        for part in ("target", "draft", "drafts"):
+        arguments["target"] = tree["target"]
+        for part in ("draft", "drafts"):
             if part in tree and way.sees(part):
                 arguments[part] = tree[part]
+        if "draft" not in arguments:  # whose draft model the shipped config names
+            section(config, "router").get("speculation", {}).pop("method", None)
         for name, values in tree["router"].items():
             inner = section(config, "router")
             inner[name] = {**inner.get(name, {}), **values} if isinstance(values, dict) else values

@@ -75,13 +75,16 @@ def unsupported_feature(hf_config: PreTrainedConfig) -> str:
 
 
 def unsupported_by_vllm(hf_config: PreTrainedConfig) -> str:
-    """Why sessions of a model cannot be rolled back where vLLM computes it; empty if they can.
+    """Why sessions of a model cannot be served where vLLM computes it; empty if they can.
 
     vLLM itself says which architectures it has, when the model is loaded.
     """
     if hf_config.is_encoder_decoder:
         return "it has an encoder and a decoder"
-    for kind in sorted(set(getattr(hf_config.get_text_config(), "layer_types", None) or ())):
+    text = hf_config.get_text_config()
+    if getattr(text, "kv_lora_rank", None):
+        return f"{_REFUSED_FIELDS['kv_lora_rank']} (kv_lora_rank): passes are not built for it"
+    for kind in sorted(set(getattr(text, "layer_types", None) or ())):
         if kind in _STATEFUL_LAYERS:
             return f"layers of type {kind}: {_LAYER_REASONS[kind]}"
     return ""

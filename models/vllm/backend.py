@@ -106,11 +106,14 @@ class VllmBackend:
             slot_mapping=dict.fromkeys(self._layer_names, slots),
         ):
             hidden: Tensor = self._layers(input_ids=ids, positions=positions)
+            return self._last_logits(sequences, hidden)
+
+    def _last_logits(self, sequences: Sequence[SequenceRows], hidden: Tensor) -> Tensor:
         wanted = last_rows(sequences)
         if not wanted:
             return self._no_logits
         is_whole = len(wanted) == len(hidden)
-        states = hidden if is_whole else hidden[to_device(wanted, device, torch.int64)]
+        states = hidden if is_whole else hidden[to_device(wanted, hidden.device, torch.int64)]
         logits: Tensor | None = self._layers.compute_logits(states)
         return self._no_logits if logits is None else logits.float()  # the leader alone has them
 

@@ -21,6 +21,8 @@ VERSION = "0.32.0"
 HOOKS: dict[tuple[str, str], tuple[str, ...]] = {
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config"): (),
     ("vllm.config", "set_current_vllm_config"): ("vllm_config",),
+    ("vllm.distributed.parallel_state", "destroy_model_parallel"): (),
+    ("vllm.distributed.parallel_state", "model_parallel_is_initialized"): (),
     ("vllm.forward_context", "set_forward_context"): (
         "attn_metadata",
         "vllm_config",

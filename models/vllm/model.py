@@ -13,12 +13,16 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import (
+    destroy_model_parallel,
+    model_parallel_is_initialized,
+)
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import (
     get_kv_cache_config_from_groups,
     get_kv_cache_groups,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.loader import read_config
@@ -57,9 +61,11 @@ class VllmModel:
         self._config = vllm_config(config)
         _refuse(self._config.model_config)
         self._worker = _make_worker(self._config, 0 if ranks is None else ranks.rank)
+        if self._config.model_config.is_moe and ranks is None:
+            _make_groups_anew()
         with set_current_vllm_config(self._config):
             self._worker.init_device()
-            self._worker.load_model()
+            _load(self._worker, config.model_path)
         specs = self._worker.get_kv_cache_spec()
         layout = resolve_kv_cache_layout(
             self._config, [self._worker.get_supported_kv_cache_layouts()], [*specs.values()]
@@ -123,6 +129,27 @@ def _make_worker(config: Any, rank: int) -> Any:
     )
 
 
+def _make_groups_anew() -> None:
+    """Forget the groups of a model before this one, which has none for experts if it was dense.
+
+    Models look for their groups as they run, and find those of one rank alike.
+    """
+    if model_parallel_is_initialized():
+        destroy_model_parallel()
+
+
+def _load(worker: Any, path: str) -> None:
+    """Have the worker load the model.
+
+    Raises:
+        ValueError: vLLM has no layers for it, or not for such a config or such weights.
+    """
+    try:
+        worker.load_model()
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        raise ValueError(f"vLLM cannot serve model_path {path!r}: {error}") from error
+
+
 def _refuse(model: Any) -> None:
     """Refuse models that take more than tokens and their positions.
 
@@ -143,7 +170,7 @@ def _block_size(groups: Sequence[Any]) -> int:
         ValueError: layers keep other things than keys and values by position.
     """
     specs = [group.kv_cache_spec for group in groups]
-    if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
+    if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec | SlidingWindowSpec):
         names = ", ".join(sorted({type(spec).__name__ for spec in specs}))
         raise ValueError(
             f"the model keeps {names or 'no cache'}: sessions are rolled back by length, which "

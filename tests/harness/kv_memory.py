@@ -16,7 +16,10 @@ def own_storage(runner: ModelRunner) -> KVBlocks:
 
 
 def kv_bytes(runner: ModelRunner) -> int:
-    return sum(part.nbytes for layer in own_storage(runner).blocks for part in layer)
+    storage: Any = runner.backend.storage
+    if runner.config.engine == "vllm":
+        return sum(layer.nbytes for layer in storage.layers)
+    return sum(part.nbytes for layer in storage.blocks for part in layer)
 
 
 def last_keys(runner: ModelRunner) -> Tensor:

@@ -30,6 +30,7 @@ from models.parallel.ranks import RankWaits, TensorParallel
 from models.protocol.messages import EngineReply, EngineRequest
 from tests.fakes.engines import EPOCH, ScriptedMasks
 from tests.harness.kv_memory import kv_bytes
+from tests.harness.runs import engines
 
 WAIT_S = 100.0
 _PRELOADED = ["rank_processes", "transformers.models.llama.modeling_llama", "torch.distributed"]
@@ -243,10 +244,9 @@ def shared_engine(
 ) -> Iterator[SharedEngine]:
     """A draft or target engine whose model is shared by `world_size` processes."""
     idle_timeout_s = limits.pop("idle_timeout_s", WAIT_S)
-    sizes = {
+    sizes = engines.settings() | {
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
-        "block_size": 16,
         "max_num_batched_tokens": 256,
         "num_threads": 1,
     }

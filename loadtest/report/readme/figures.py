@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loadtest.report.readme import (
-    drafters,
     front,
     gpu,
     lookahead,
@@ -37,8 +36,6 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
     "llama-demo": _of("llama-demo", peer.peer),
     "llama-349m-18m-tasks": _of("llama-349m-18m-tasks", peer.peer),
-    "heads": _of("heads", drafters.heads),
-    "smollm2-heads": _of("smollm2-heads", drafters.kinds_with_heads),
     "acceptance": _of("acceptance", speed.acceptance),
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
@@ -53,17 +50,9 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "gpu-memory": _of("gpu-h100", gpu.memory),
     "gpu-tests": _of("gpu-h100", gpu.tests),
     "simulated": _of("simulate", speed.simulated),
-    "hostile": _of("hostile", trials.hostile),
-    "loop-gaps": _of("loop-gaps", trials.loop_gaps),
     "fuzz": _of("fuzz", trials.fuzz),
     "clients": _of("clients", trials.clients),
-    "same": _of("same-demo", trials.same),
     "matrix": _of("matrix", trials.matrix),
-    "faults": _of("faults", trials.faults),
-    "rolling": _of("rolling", trials.rolling),
-    "scaling": _of("scaling", trials.scaling),
-    "soak": _of("soak", trials.soak),
-    "overload": _of("overload", trials.overload),
     "locust": _of("locust-demo", trials.locust),
     "locust-k4": _of("locust-demo-k4", trials.locust),
 }

@@ -70,14 +70,14 @@ def beside_others(seen_from: Path) -> str:
         ]
         links = ", ".join(_link(result) for result in results)
         parts.append(f"{pair} {_range(claims)} times llama.cpp with {what} ({links})")
-    for words, name, ratios in (
-        ("the demo", "heads", lambda one: [line["to_plain"] for line in one["lines"]]),
-        ("SmolLM2", "smollm2-heads", _of_kinds),
+    for words, name, way in (
+        ("the demo", "heads", "mtp"),
+        ("SmolLM2", "kinds-heads", "heads alone"),
     ):
         result = Result.load(name, seen_from)
-        claims = [claim for claim in result["claims"] if "heads / plain" in claim["text"]]
+        claims = [claim for claim in result["claims"] if f"{way} / plain" in claim["text"]]
         num_met = sum(claim["is_met"] for claim in claims)
-        found = ratios(result)
+        found = _gains(result, way)
         parts.append(
             f"{words} with heads {min(found):.2f} to {max(found):.2f} times plain decoding, "
             f"{num_met} of {len(claims)} aims met ({_link(result)})"
@@ -89,8 +89,17 @@ def _link(result: Result) -> str:
     return f"[{result['machine']['date']}]({result.path})"
 
 
-def _of_kinds(result: Result) -> list[float]:
-    return [one["ratio_to_plain"]["heads"] for one in result["kinds"]]
+def _gains(result: Result, way: str) -> list[float]:
+    """Return the ratios of a way to plain decoding, one for each cell of an experiment."""
+    runs = {
+        (one["workload"], one["batch"], one["way"]): one["runs"]["tokens_per_s"]
+        for one in result["samples"]
+    }
+    return [
+        _ratio(runs[workload, batch, way], plain)
+        for (workload, batch, name), plain in runs.items()
+        if name == "plain"
+    ]
 
 
 def _slower(scenarios: Iterable[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from models.config import AttentionName, DtypeName, EngineConfig
+from models.config import AttentionName, DtypeName, EngineConfig, EngineName
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -51,69 +51,80 @@ PROMPT_LENGTHS = (3, 11, 45, 20)  # the others get as far as the window while th
 
 transformers_logging.disable_progress_bar()
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,  # spreads the logits, so that an error would move an argmax
-    "tie_word_embeddings": False,  # tied ones make a random model repeat its last token
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-_HEADS: dict[str, Any] = {**_SIZES, "head_dim": 16}
 _EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**_SIZES),
-    "qwen2": Qwen2Config(
-        **_SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
-    ),
-    "qwen3": Qwen3Config(**_HEADS),
-    "mistral": MistralConfig(**_SIZES, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(
-        **_HEADS,
-        sliding_window=WINDOW,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=30.0,
-        query_pre_attn_scalar=4,
-    ),
-    "gemma3": Gemma3TextConfig(
-        **{**_HEADS, "num_hidden_layers": 3, "sliding_window_pattern": 2},
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=40,
-    ),
-    "phi3": Phi3Config(**_SIZES, sliding_window=WINDOW),
-    "olmo2": Olmo2Config(**_SIZES),
-    "gpt_oss": GptOssConfig(**_HEADS, sliding_window=WINDOW, **_EXPERTS),
-    "qwen3_moe": Qwen3MoeConfig(
-        **_HEADS, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2
-    ),
-    "mixtral": MixtralConfig(**_SIZES, sliding_window=WINDOW, **_EXPERTS),
-    "laguna": LagunaConfig(  # its layers have different numbers of query heads
-        **_HEADS,
-        num_attention_heads_per_layer=[4, 8],
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-    ),
-    "gpt2": GPT2Config(
-        vocab_size=VOCAB_SIZE,
-        n_positions=256,
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
-}
+
+def sizes(head_dim: int) -> dict[str, Any]:
+    """Fields that all configs share: four heads of `head_dim`."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 4 * head_dim,
+        "intermediate_size": 6 * head_dim,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,  # spreads the logits, so that an error would move an argmax
+        "tie_word_embeddings": False,  # tied ones make a random model repeat its last token
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def configs(head_dim: int) -> dict[str, PreTrainedConfig]:
+    """Configs of all architectures, by name."""
+    plain = sizes(head_dim)
+    headed = {**plain, "head_dim": head_dim}
+    return {
+        "llama": LlamaConfig(**plain),
+        "qwen2": Qwen2Config(
+            **plain, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+        ),
+        "qwen3": Qwen3Config(**headed),
+        "mistral": MistralConfig(**plain, sliding_window=WINDOW),
+        "gemma2": Gemma2Config(
+            **headed,
+            sliding_window=WINDOW,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=30.0,
+            query_pre_attn_scalar=4,
+        ),
+        "gemma3": Gemma3TextConfig(
+            **{**headed, "num_hidden_layers": 3, "sliding_window_pattern": 2},
+            sliding_window=WINDOW,
+            query_pre_attn_scalar=40,
+        ),
+        "phi3": Phi3Config(**plain, sliding_window=WINDOW),
+        "olmo2": Olmo2Config(**plain),
+        "gpt_oss": GptOssConfig(**headed, sliding_window=WINDOW, **_EXPERTS),
+        "qwen3_moe": Qwen3MoeConfig(
+            **headed, moe_intermediate_size=3 * head_dim, num_experts=8, num_experts_per_tok=2
+        ),
+        "mixtral": MixtralConfig(**plain, sliding_window=WINDOW, **_EXPERTS),
+        "laguna": LagunaConfig(  # its layers have different numbers of query heads
+            **headed,
+            num_attention_heads_per_layer=[4, 8],
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=2 * head_dim,
+            shared_expert_intermediate_size=2 * head_dim,
+        ),
+        "gpt2": GPT2Config(
+            vocab_size=VOCAB_SIZE,
+            n_positions=256,
+            n_embd=4 * head_dim,
+            n_layer=2,
+            n_head=4,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+    }
+
+
+CONFIGS = configs(16)
 
 
 @cache
@@ -146,9 +157,10 @@ def runner(
     dtype: DtypeName = "float32",
     attention: AttentionName = "auto",
     early_exit: int | None = None,
+    engine: EngineName = "own",
 ) -> ModelRunner:
     """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
-    loaded = _load(str(path), dtype, attention, early_exit)
+    loaded = _load(str(path), dtype, attention, early_exit, engine)
     loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_tokens)
     return loaded
 
@@ -160,7 +172,11 @@ def forget_runners() -> None:
 
 @cache
 def _load(
-    path: str, dtype: DtypeName, attention: AttentionName, early_exit: int | None
+    path: str,
+    dtype: DtypeName,
+    attention: AttentionName,
+    early_exit: int | None,
+    engine: EngineName,
 ) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
@@ -172,6 +188,7 @@ def _load(
             num_threads=1,
             attention=attention,
             early_exit=early_exit,
+            engine=engine,
         )
     )
 
@@ -217,12 +234,14 @@ def serve(
     k: int = 0,
     sampling: Sampling = GREEDY,
     attention: AttentionName = "auto",
+    engine: EngineName = "own",
 ) -> Served:
     """The text of all `prompts` together, in rounds of up to k draft tokens."""
-    target = TargetEngine(runner(target_path, attention=attention), NoMaskSource(), EPOCH)
+    load = partial(runner, attention=attention, engine=engine)
+    target = TargetEngine(load(target_path), NoMaskSource(), EPOCH)
     draft = None
     if draft_path is not None:
-        draft = DraftEngine(runner(draft_path, attention=attention), NoMaskSource(), EPOCH)
+        draft = DraftEngine(load(draft_path), NoMaskSource(), EPOCH)
     served = Served()
     texts = [list(prompt) for prompt in prompts()]
     ends = [len(text) + NUM_TOKENS for text in texts]

@@ -10,9 +10,11 @@ import yaml
 
 from deployments.config.serve_file import read_serve_text
 from loadtest.__main__ import main
+from loadtest.experiments.registry import EXPERIMENTS
 from loadtest.frame.pairs import find_models
 from loadtest.frame.runs import Ask, Run
 from loadtest.frame.services import CONFIG, ServiceStage, change_config
+from loadtest.frame.stages import Models
 from loadtest.frame.ways import Way
 from tests.harness.local import demo_tokenizer
 from tests.harness.served_demo import demo_over_http
@@ -49,15 +51,28 @@ async def test_a_way_that_needs_another_config_is_refused() -> None:
             )
 
 
-@pytest.mark.parametrize("drafts", [["Draft"], []])
-def test_a_service_of_other_models_has_a_config_that_is_served(drafts: list[str]) -> None:
+SUFFIX = Way(speculation={"method": "suffix", "suffix_decoding_max_tree_depth": 24})
+HEADS_ALONE = EXPERIMENTS["heads"].ways["mtp"]
+
+
+@pytest.mark.parametrize(
+    ("models", "way", "drafts"),
+    [
+        (MODELS, Way(), ["Draft"]),
+        (replace(MODELS, drafts={}), SUFFIX, []),
+        (MODELS, HEADS_ALONE, []),
+    ],
+    ids=["draft model", "suffix decoding", "heads"],
+)
+def test_a_service_of_other_models_has_a_config_that_is_served(
+    models: Models, way: Way, drafts: list[str]
+) -> None:
     tree = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    models = MODELS if drafts else replace(MODELS, drafts={})
-    suffix = {"method": "suffix", "suffix_decoding_max_tree_depth": 24}
-    change_config(models, Way(speculation={} if drafts else suffix))(tree)
+    change_config(models, way)(tree)
     served = read_serve_text(yaml.safe_dump(tree))
     names = {placement.name for placement in served.placements}
     assert names == {"Router", "Target", "Constraint", *drafts}
+    assert served.config.target.heads == way.target.get("heads")
 
 
 def test_an_experiment_that_asks_no_service_refuses_a_url(

@@ -212,10 +212,10 @@ def test_kernels_are_kept_on_disk_by_the_sources(
 
 
 @contextlib.contextmanager
-def another_process_compiles() -> Iterator[None]:
+def another_process_compiles(cache: Path) -> Iterator[None]:
     """Hold the turn of `_body`, as a process that compiles it."""
-    folder = compiling._cache_folder()
-    assert folder is not None
+    compile_together([_other_body])
+    (folder,) = cache.iterdir()
     with (folder / f"{__name__}._body.turn").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -226,11 +226,11 @@ def test_processes_take_turns_and_say_who_compiles(
 ) -> None:
     caplog.set_level("INFO")
     with ThreadPoolExecutor(1) as pool:
-        with another_process_compiles():
+        with another_process_compiles(cache):
             waiting = pool.submit(run_anew)
             with pytest.raises(TimeoutError):
                 waiting.result(0.3)
-            assert not list(cache.rglob("*.nbc"))
+            assert not list(cache.rglob("*._body-*.nbc"))
         waiting.result(60)
     assert "compiling kernel _body, once for this CPU" in caplog.text
     caplog.clear()
@@ -242,16 +242,16 @@ def test_a_process_that_keeps_the_turn_is_not_waited_for_any_longer(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "_TURN_S", 0.1)
-    with another_process_compiles():
+    with another_process_compiles(cache):
         run_anew()
-    assert list(cache.rglob("*.nbc"))
+    assert list(cache.rglob("*._body-*.nbc"))
 
 
 def test_a_kernel_that_another_process_compiles_comes_last(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
-    with monkeypatch.context() as patched, another_process_compiles():
+    with monkeypatch.context() as patched, another_process_compiles(cache):
         patched.setattr(compiling, "_compile", lambda function: compiled.append(function.__name__))
         compile_together([_body, _other_body, norm])
     assert compiled == ["_other_body", "norm", "_body"]

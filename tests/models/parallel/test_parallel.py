@@ -20,13 +20,19 @@ from tests.cases.choices.lists import choosing
 from tests.cases.messages import EPOCH, opening
 from tests.fakes.engines import Client, Link
 from tests.harness.rank_processes import SharedEngine, shared_engine, start_ranks
+from tests.harness.runs import engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.matrix]
 
 VOCAB_SIZE = 512
 SIZES = (1, 2, 4)
 # Shapes of the demo pair in small: heads, key heads and FFN divisible by 4, tied embeddings.
-SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 64}
+SHAPE = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "hidden_size": 4 * engines.head_dim(),
+    "head_dim": engines.head_dim(),
+}
 NOTICE_S = 30.0
 MAX_TICKS = 500
 
@@ -54,6 +60,7 @@ def _text(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_logits_are_those_of_one_process(targets: dict[int, SharedEngine], size: int) -> None:
     first, second = _text(230, 0), _text(40, 1)
@@ -70,6 +77,7 @@ def test_logits_are_those_of_one_process(targets: dict[int, SharedEngine], size:
         torch.testing.assert_close(targets[size].forward(*rows), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("size", SIZES)
 def test_choices_weigh_as_in_one_process(targets: dict[int, SharedEngine], size: int) -> None:
     """Forks begin with copies of blocks, which every rank makes of its own heads."""
@@ -89,6 +97,7 @@ def test_choices_weigh_as_in_one_process(targets: dict[int, SharedEngine], size:
     assert shared.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_each_rank_holds_its_share(targets: dict[int, SharedEngine], size: int) -> None:
     whole = targets[1].sizes[0]
@@ -106,6 +115,7 @@ def test_shared_models_are_batch_invariant(targets: dict[int, SharedEngine]) -> 
     assert [targets[n].sizes[0]["batch_invariant"] for n in SIZES] == [True] * len(SIZES)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
 @pytest.mark.parametrize(("target_size", "draft_size"), [(1, 1), (2, 1), (1, 2), (4, 2)])
 def test_greedy_text_is_that_of_one_process(
@@ -157,11 +167,13 @@ def _greedy(
     return [client.text for client in clients]
 
 
+@pytest.mark.every_engine
 def test_stop_ends_every_rank(target_path: str) -> None:
     with shared_engine("target", 2, target_path) as engine:
         assert engine.stop() == [0, 0]
 
 
+@pytest.mark.every_engine
 def test_idle_followers_stay(target_path: str) -> None:
     with shared_engine("target", 2, target_path, idle_timeout_s=4.0) as engine:
         time.sleep(7.0)
@@ -169,6 +181,7 @@ def test_idle_followers_stay(target_path: str) -> None:
         assert engine.stop() == [0, 0]
 
 
+@pytest.mark.every_engine
 def test_killed_follower_fails_the_leaders_pass(target_path: str) -> None:
     with shared_engine("target", 2, target_path) as engine:
         engine.ranks[1].process.kill()
@@ -177,6 +190,7 @@ def test_killed_follower_fails_the_leaders_pass(target_path: str) -> None:
             engine.forward(("a", 0, [5, 6], 2))
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_follower_without_a_leader_ends(target_path: str, by: signal.Signals) -> None:
     with shared_engine("target", 2, target_path, idle_timeout_s=3.0) as engine:

@@ -40,9 +40,10 @@ def test_where_vllm_is_missing_the_refusal_says_what_to_install() -> None:
         ModelRunner(config)
 
 
-def test_a_state_that_cannot_be_rolled_back_is_refused_by_its_layer() -> None:
-    from transformers import LlamaConfig, Qwen3NextConfig
+def test_what_passes_are_not_built_for_is_refused_by_name() -> None:
+    from transformers import DeepseekV3Config, LlamaConfig, Qwen3NextConfig
 
+    assert "multi-head latent attention" in unsupported_by_vllm(DeepseekV3Config())
     assert unsupported_by_vllm(LlamaConfig()) == ""
     hybrid = Qwen3NextConfig(num_hidden_layers=4)
     assert "layers of type linear_attention" in unsupported_by_vllm(hybrid)

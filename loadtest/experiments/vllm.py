@@ -1,0 +1,23 @@
+"""An experiment on vLLM's layers under our engine, where vLLM is installed."""
+
+from __future__ import annotations
+
+from loadtest.frame.claims import Goal
+from loadtest.frame.experiment import Experiment
+from loadtest.frame.ways import Way
+from loadtest.frame.workloads import demo
+
+VLLM = Experiment(
+    question="what does our loop around vLLM's layers cost, next to vLLM's own and our own engine",
+    workloads={"story": demo("story")},
+    ways={
+        "vllm": Way(k=0, at="vllm", texts=""),
+        # vLLM binds threads to cores as it likes, whatever num_threads says.
+        "our loop": Way(k=0, target={"engine": "vllm", "num_threads": 1}, texts=""),
+        "our engine": Way(k=0, texts=""),
+    },
+    batches=(1, 8),
+    measures=("tokens_per_s",),
+    goals=(Goal(way="our loop", to="vllm", at_least=0.95),),
+    repeats=5,
+)
