@@ -29,7 +29,9 @@ class SessionLimits(Section):
         "a request that would most likely wait for more than half of it gets 429 at once",
     )
     first_token_s: PositiveFloat = Field(
-        default=60.0, description="from the lease to the first token, which includes the prefill"
+        default=60.0,
+        description="from the lease to the first token, which includes the prefill; for a first "
+        "lease, too, while no target ever answered, if failover_s is not shorter",
     )
     token_gap_s: PositiveFloat = Field(
         default=30.0,
@@ -44,8 +46,7 @@ class SessionLimits(Section):
     failover_s: PositiveFloat = Field(
         default=60.0,
         description="for a running stream to get another target or constraint replica when its "
-        "own is lost, then it ends with an error; for a request to get the first ones of a service "
-        "that starts, then 503",
+        "own is lost; then it ends with an error",
     )
     max_losses: PositiveInt = Field(
         default=3,

@@ -71,10 +71,7 @@ HEADS = Experiment(
     workloads={kind: demo(kind) for kind in _KINDS},
     ways={
         "plain": Way(k=0, drafts=(), target={"heads": _HEADS["mtp"]}),
-        **{
-            name: Way(drafts=(), target={"heads": folder}, drafter="heads")
-            for name, folder in _HEADS.items()
-        },
+        **{name: Way(drafts=(), target={"heads": folder}) for name, folder in _HEADS.items()},
     },
     stages=("http",),
     batches=(1, 8),

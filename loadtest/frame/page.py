@@ -84,16 +84,16 @@ def by_measure(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     measures = list(dict.fromkeys(measure for row in rows for measure in row["runs"]))
     yield f"| way | {' | '.join(measures)} |"
     yield f"|---|{'---|' * len(measures)}"
-    for cell, ways in cells(rows).items():
-        first = next(iter(ways.values()))
+    found = cells(rows)
+    for cell, ways in found.items():
+        first, *_ = ways.values()
         for name, row in ways.items():
             base = None if row is first else first["runs"].get(measures[0])
-            bases = [base, *[None] * (len(measures) - 1)]
-            figures = (
-                _figure(row["runs"].get(measure), below)
-                for measure, below in zip(measures, bases, strict=True)
-            )
-            where = f"{cell[1]}, " if len(cells(rows)) > 1 else ""
+            figures = [
+                _figure(row["runs"].get(measure), base if measure == measures[0] else None)
+                for measure in measures
+            ]
+            where = f"{cell[1]}, " if len(found) > 1 else ""
             yield f"| {where}{name} | {' | '.join(figures)} |"
 
 

@@ -1,8 +1,7 @@
 """References beside ours: `transformers` with and without the draft, `vllm`, and `bare`.
 
-They run on the same checkpoints, the first and the last in this process and with the same threads.
-`bare` is our engine alone. Answers are greedy and
-have exactly as many tokens as were asked for.
+All run on the same checkpoints, the first and the last in this process and with the same threads.
+`bare` is our engine alone. Answers are greedy and have exactly as many tokens as were asked for.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceMode
     return model
 
 
-class Reference(Closing):
+class _Reference(Closing):
     """A stage that loads its models when it is made, and answers greedily; a base."""
 
     def __init__(self, models: Models) -> None:
@@ -69,7 +68,7 @@ class Reference(Closing):
         raise NotImplementedError
 
 
-class TransformersStage(Reference):
+class TransformersStage(_Reference):
     """Implements `Stage` with `generate` of transformers; drafts are those of an assistant.
 
     A way's k is the assistant's, and transformers' own heuristic chooses it if it is None. Rounds
@@ -152,7 +151,7 @@ class _Stream:
         self.first_s = self.first_s or self.ended_s
 
 
-class BareStage(Reference):
+class BareStage(_Reference):
     """Implements `Stage` with the target engine alone: no link, no router, no draft."""
 
     def __init__(self, models: Models) -> None:
@@ -219,11 +218,12 @@ class BareStage(Reference):
         )
 
 
-class VllmStage(Reference):
+class VllmStage(_Reference):
     """Implements `Stage` with `generate` of vLLM, with its scheduler and sampler.
 
     It has a process to itself, and works in it without a second one, which is its faster way.
-    Times are taken there. Nothing drafts, and first tokens are not told.
+    It compiles the layers, as it does by default. Times are taken there. Nothing drafts, and first
+    tokens are not told.
 
     Raises:
         TimeoutError: vLLM is not ready in time.
@@ -236,8 +236,6 @@ class VllmStage(Reference):
             "model": str(models.target.resolve()),
             "dtype": models.engine.get("dtype", "bfloat16"),
             "max_model_len": models.engine["max_model_len"],
-            # As our layers run on a CPU: what is compared is the loop around them.
-            "enforce_eager": True,
         }
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()

@@ -4,8 +4,9 @@ A session has one `Recovery` for its target and one for its constraint replica. 
 when the part is found missing (or is first asked for) and closes with its next answer. A replica
 that grants a lease and is lost again does not close it. Attempts follow each other within the
 window with growing pauses. A first lease has the lease's limit. A session that has lost its replica
-has the fail-over's, because a replacement may have to load a model first. So has a first lease of a
-part that has never answered: the service starts.
+has the fail-over's, because a replacement may have to load a model first. A part that has
+never answered may load for the first time. Its lease waits as long as a first token may, or a
+fail-over if that is shorter.
 
 Refused leases only take time. Lost replicas (`LinkLost`) are counted as well, and no answer resets
 the count. A request that brings down its replica, be it in its second round, must not be tried on
@@ -121,7 +122,7 @@ class Recovery:
             return limits.failover_s
         if self.losses.has_answered:
             return limits.queue_wait_s
-        return max(limits.queue_wait_s, limits.failover_s)
+        return max(limits.queue_wait_s, min(limits.first_token_s, limits.failover_s))
 
     def _left_s(self) -> float:
         now = asyncio.get_running_loop().time()

@@ -73,6 +73,13 @@ def test_text_is_that_of_transformers_with_drafts_and_without(name: str) -> None
     assert 0 < drafted.num_accepted < drafted.num_drafted
 
 
+@pytest.mark.slow
+def test_a_dense_model_goes_on_after_a_mixture_of_experts_was_loaded() -> None:
+    before = serve(checkpoint("llama"), engine="vllm").texts
+    serve(checkpoint("mixtral"), engine="vllm")
+    assert serve(checkpoint("llama"), engine="vllm").texts == before
+
+
 def test_a_model_that_vllm_does_not_serve_is_refused_with_its_reason(tmp_path: Path) -> None:
     write(_CONFIGS["qwen2"], tmp_path)  # one of its layers has the window, the other sees all
     config = EngineConfig(model_path=str(tmp_path), engine="vllm", max_model_len=2 * WINDOW)

@@ -85,7 +85,7 @@ async def test_a_running_stream_waits_longer_for_a_replica_than_a_new_request() 
 
 
 async def test_the_first_requests_of_a_service_wait_for_its_target_to_load() -> None:
-    limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "failover_s": 0.4})
+    limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "first_token_s": 0.4})
     clock = asyncio.get_running_loop().time
     started_at = clock()
     refusing = target(Faults(), math.inf)
