@@ -7,6 +7,7 @@ process, and the process group is ours.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,13 @@ class VllmModel:
         self.num_columns, self.drawable, self.eos_ids = ids.num_columns, ids.drawable, ids.eos_ids
         self._config = vllm_config(config)
         _refuse(self._config.model_config)
-        self._worker = _make_worker(self._config, 0 if ranks is None else ranks.rank)
+        group = _group_number(ranks)
+        self._worker = _make_worker(self._config, 0 if ranks is None else ranks.rank, group)
         if self._config.model_config.is_moe and ranks is None:
             _make_groups_anew()
         with set_current_vllm_config(self._config):
             self._worker.init_device()
+            _forget_names(group)
             _load(self._worker, config.model_path)
         specs = self._worker.get_kv_cache_spec()
         layout = resolve_kv_cache_layout(
@@ -114,8 +117,22 @@ class VllmModel:
 _ROOM = 1 << 60  # bytes: the number of blocks is given
 
 
-def _make_worker(config: Any, rank: int) -> Any:
-    """Return vLLM's worker for this rank; our process group is there, or is made for one rank."""
+def _group_number(ranks: TensorParallel | None) -> int:
+    """Return a number that the ranks of a model share, and no other's here; 0 for one rank."""
+    return 0 if ranks is None else ranks.least(1 + secrets.randbits(40))
+
+
+def _forget_names(group: int) -> None:
+    """Unlink the memory that ranks on a CPU share: all have it, and a killed one would leave it."""
+    for path in Path("/dev/shm").glob(f"{group}-*-cpushm_*"):
+        path.unlink(missing_ok=True)
+
+
+def _make_worker(config: Any, rank: int, group: int) -> Any:
+    """Return vLLM's worker for this rank; our process group is there, or is made for one rank.
+
+    vLLM names what ranks share by the end of the address, and connects there for one rank only.
+    """
     if config.device_config.device_type == "cpu":
         from vllm.v1.worker.cpu_worker import CPUWorker as Worker
     else:
@@ -124,7 +141,7 @@ def _make_worker(config: Any, rank: int) -> Any:
         vllm_config=config,
         local_rank=0,  # a process sees its own GPU only
         rank=rank,
-        distributed_init_method="tcp://127.0.0.1:0",
+        distributed_init_method=f"tcp://127.0.0.1:{group}",
         is_driver_worker=rank == 0,
     )
 

@@ -270,8 +270,13 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None
 
 
 def test_a_key_of_args_replaces_its_own_application_alone(running: Running) -> None:
-    """First a key of the router; then four ranks become one where a node is to spare."""
+    """First a key of the router; then four ranks become one where a node is to spare.
+
+    The second target that is still wanted comes and goes first, or it would while the key changes.
+    """
     running.add(TARGET)
+    running.deploy(Target=2)
+    running.deploy()
     config = running.config()
     section(config, "router")["default_max_tokens"] = 7
     with streams(running) as load:
