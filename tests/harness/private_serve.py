@@ -26,9 +26,9 @@ def private_serve(num_cpus: int, *also_importable: Path) -> Iterator[None]:
             patch.setenv(name, value)
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         patch.setenv("RAY_worker_niceness", "0")  # else a busy core beside it stalls its ranks
-        patch.setenv(
-            "PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests", *also_importable)))
-        )
+        given = os.environ.get("PYTHONPATH", "")  # an engine that is installed beside the others
+        importable = [*map(str, (ROOT, ROOT / "tests", *also_importable)), given]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, importable)))
         ray.init(
             address="local",
             num_cpus=num_cpus,

@@ -39,6 +39,7 @@ from models.protocol.messages import (
 )
 from router.ports import EngineLease
 from tests.harness.private_serve import private_serve
+from tests.harness.runs import engines
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -52,7 +53,8 @@ LINK = LinkConfig(host="loopback")
 
 @pytest.fixture(scope="module")
 def model_path(make_tiny_llama: Callable[..., str]) -> str:
-    return make_tiny_llama(seed=1, num_key_value_heads=4)
+    size = engines.head_dim()
+    return make_tiny_llama(seed=1, num_key_value_heads=4, head_dim=size, hidden_size=4 * size)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,7 @@ def model(path: str, **overrides: Any) -> ModelConfig:
         "tensor_parallel_size": 2,
         "lease_idle_timeout_s": LEASE_IDLE_TIMEOUT_S,
         "stall_timeout_s": STALL_TIMEOUT_S,
+        **engines.settings(),
     }
     return ModelConfig(**(fields | overrides))
 
@@ -169,6 +172,7 @@ async def gone(pids: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.every_engine
 async def test_ranks_write_the_text_of_one_process(links: LinkClient, expected: list[int]) -> None:
     lease = await engine_pool(handle(), links).lease("a", timeout_s=WAIT_S)
     assert await text_of(lease, "a") == expected
@@ -178,6 +182,7 @@ async def test_ranks_write_the_text_of_one_process(links: LinkClient, expected: 
     await stats_become(num_leases=0, num_sessions=0)
 
 
+@pytest.mark.every_engine
 async def test_crowds_of_dropped_leases_lose_nothing(links: LinkClient) -> None:
     """Leases dropped before, while and after they are granted, 24 at a time."""
     pids = await handle().rank_pids.remote()
@@ -274,6 +279,7 @@ async def test_ranks_that_cannot_load_say_why_and_leave(cluster: None, model_pat
     await gone(pids)
 
 
+@pytest.mark.every_engine
 async def test_ranks_beside_others_serve_and_outlive_them(
     links: LinkClient, model_path: str, expected: list[int]
 ) -> None:
@@ -314,6 +320,7 @@ async def test_ranks_without_room_beside_others_say_how_much_is_missing(
     await gone(pids)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("rank", [1, 0], ids=["follower", "leader"])
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_losing_any_rank_replaces_the_replica(
