@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import (
@@ -135,6 +136,10 @@ def _make_worker(config: Any, rank: int, group: int) -> Any:
     """
     if config.device_config.device_type == "cpu":
         from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+
+        # vLLM's attention takes matrix registers without asking, and dies by SIGILL where nobody has.
+        if torch.cpu._is_amx_tile_supported():
+            torch.cpu._init_amx()
     else:
         from vllm.v1.worker.gpu_worker import Worker
     return Worker(

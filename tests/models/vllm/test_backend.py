@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -46,6 +48,21 @@ def test_the_text_is_our_own_engines_in_float32(temperature: float) -> None:
     own = text(ModelRunner(EngineConfig(model_path=TARGET, **sizes)), sampling, 0)
     runner = ModelRunner(EngineConfig(model_path=TARGET, engine="vllm", **sizes))
     assert [text(runner, sampling, k) == own for k in (0, 3, 8)] == [True] * 3
+
+
+def test_a_process_that_has_multiplied_nothing_runs_a_pass_in_bfloat16() -> None:
+    """On CPUs with matrix registers a process that has not asked for them dies of a signal."""
+    code = (
+        "from models.config import EngineConfig\n"
+        "from models.engine.runner import ModelRunner\n"
+        f"config = EngineConfig(model_path={TARGET!r}, engine='vllm', max_model_len=512)\n"
+        "print(ModelRunner(config).weight_bytes)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 0
 
 
 def test_a_hook_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
