@@ -137,7 +137,7 @@ def _make_worker(config: Any, rank: int, group: int) -> Any:
     if config.device_config.device_type == "cpu":
         from vllm.v1.worker.cpu_worker import CPUWorker as Worker
 
-        # vLLM's attention takes matrix registers without asking, and dies by SIGILL where nobody has.
+        # vLLM's attention takes matrix registers unasked, and dies of SIGILL if nobody has asked.
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()
     else:
