@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import (
@@ -62,6 +63,10 @@ class VllmModel:
         self._config = vllm_config(config)
         _refuse(self._config.model_config)
         group = _group_number(ranks)
+        self._is_on_cpu = self._config.device_config.device_type == "cpu"
+        if self._is_on_cpu:
+            # vLLM's attention uses AMX without asking the system, which then kills the process.
+            torch.cpu._init_amx()
         self._worker = _make_worker(self._config, 0 if ranks is None else ranks.rank, group)
         if self._config.model_config.is_moe and ranks is None:
             _make_groups_anew()
@@ -94,6 +99,8 @@ class VllmModel:
         pages.kv_cache_layout = cache.kv_cache_layout
         cache.num_gpu_blocks = num_blocks + 1
         with set_current_vllm_config(self._config):
+            if self._is_on_cpu:
+                self._worker.determine_available_memory()  # that is when vLLM compiles for a CPU
             self._worker.initialize_from_config(pages)
             self._worker.compile_or_warm_up_model()
         return VllmBackend(self._config, self._worker.model_runner, num_blocks, self.block_size)
