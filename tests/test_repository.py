@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_170,
     "deployments": 24_900,
     "loadtest": 30_160,
-    "tests": 73_630,
+    "tests": 74_100,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -12,8 +12,7 @@ VLLM = Experiment(
     workloads={"story": demo("story")},
     ways={
         "vllm": Way(k=0, at="vllm", texts=""),
-        # vLLM binds threads to cores as it likes, whatever num_threads says.
-        "our loop": Way(k=0, target={"engine": "vllm", "num_threads": 1}, texts=""),
+        "our loop": Way(k=0, target={"engine": "vllm"}, texts=""),
         "our engine": Way(k=0, texts=""),
     },
     batches=(1, 8),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 import torch
@@ -17,9 +19,11 @@ def vllm_config(config: EngineConfig) -> Any:
     """Return vLLM's config of the model of `config`, one rank of it in this process.
 
     Raises:
-        ValueError: vLLM cannot serve the model like this, with its reason.
+        ValueError: vLLM cannot serve the model like this, or nothing compiles here; with its reason.
     """
-    is_eager = config.graphs == "off" or torch.device(config.device).type == "cpu"
+    is_eager = config.graphs == "off"
+    if not is_eager and torch.device(config.device).type == "cpu":
+        _require_compiler()
     try:
         return EngineArgs(
             model=config.model_path,
@@ -40,8 +44,23 @@ def vllm_config(config: EngineConfig) -> Any:
             async_scheduling=False,
             disable_log_stats=True,
             enforce_eager=is_eager,
-            # Passes of any shape have a graph for what lies between attention.
+            # Passes of any shape have a graph for what lies between attention; on a CPU vLLM
+            # makes none, and compiles the layers for any number of rows.
             compilation_config={} if is_eager else {"cudagraph_mode": "PIECEWISE"},
         ).create_engine_config()
     except (ValueError, OSError, NotImplementedError) as error:
         raise ValueError(f"vLLM cannot serve model_path {config.model_path!r}: {error}") from error
+
+
+def _require_compiler() -> None:
+    """Look for the C++ compiler that torch compiles layers with.
+
+    Raises:
+        ValueError: there is none; says what to do without.
+    """
+    name = os.environ.get("CXX", "g++")
+    if shutil.which(name) is None:
+        raise ValueError(
+            f"engine vllm compiles the layers with {name}, which is not here: install it, "
+            "or set graphs to off"
+        )

@@ -89,7 +89,8 @@ class VllmBackend:
         shape = exact_shape(sequences, self._block_size)
         arrays = index_pass(sequences, shape, self._block_size, self._null_block)
         device = self._runner.device
-        tensors, on_host = (upload(arrays, shape, place) for place in (device, _HOST))
+        on_host = upload(arrays, shape, _HOST)
+        tensors = on_host if device == _HOST else upload(arrays, shape, device)
         # A graph has its own number of rows; those behind the pass's own store nothing.
         mode, graph = self._runner.cudagraph_dispatcher.dispatch(num_tokens=shape.num_rows)
         ids, positions, slots = self._inputs(tensors, drawn_ids, graph.num_tokens)

@@ -19,7 +19,6 @@ VERSION = "0.32.0"
 
 # Parts by module and path, with the parameters or fields that are given to each.
 HOOKS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("torch.cpu", "_is_amx_tile_supported"): (),
     ("torch.cpu", "_init_amx"): (),
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config"): (),
     ("vllm.config", "set_current_vllm_config"): ("vllm_config",),

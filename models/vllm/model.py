@@ -63,6 +63,9 @@ class VllmModel:
         self._config = vllm_config(config)
         _refuse(self._config.model_config)
         group = _group_number(ranks)
+        self._is_on_cpu = self._config.device_config.device_type == "cpu"
+        if self._is_on_cpu:
+            torch.cpu._init_amx()  # vLLM's attention takes AMX unasked: SIGILL if nobody has asked
         self._worker = _make_worker(self._config, 0 if ranks is None else ranks.rank, group)
         if self._config.model_config.is_moe and ranks is None:
             _make_groups_anew()
@@ -95,6 +98,8 @@ class VllmModel:
         pages.kv_cache_layout = cache.kv_cache_layout
         cache.num_gpu_blocks = num_blocks + 1
         with set_current_vllm_config(self._config):
+            if self._is_on_cpu:
+                self._worker.determine_available_memory()  # that is when vLLM compiles for a CPU
             self._worker.initialize_from_config(pages)
             self._worker.compile_or_warm_up_model()
         return VllmBackend(self._config, self._worker.model_runner, num_blocks, self.block_size)
@@ -136,10 +141,6 @@ def _make_worker(config: Any, rank: int, group: int) -> Any:
     """
     if config.device_config.device_type == "cpu":
         from vllm.v1.worker.cpu_worker import CPUWorker as Worker
-
-        # vLLM's attention takes matrix registers unasked, and dies of SIGILL if nobody has asked.
-        if torch.cpu._is_amx_tile_supported():
-            torch.cpu._init_amx()
     else:
         from vllm.v1.worker.gpu_worker import Worker
     return Worker(

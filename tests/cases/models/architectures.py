@@ -189,6 +189,7 @@ def _load(
             attention=attention,
             early_exit=early_exit,
             engine=engine,
+            graphs="off" if engine == "vllm" else "auto",  # to compile takes 20 s a model
         )
     )
 

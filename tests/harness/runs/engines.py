@@ -12,9 +12,10 @@ import pytest
 
 _CHOSEN = "OUTRIDER_TEST_ENGINE"  # workers of one run have it from the process that starts them
 # What a config says beside a test's own sizes. vLLM's kernels for CPUs want blocks and heads of 32.
+# To compile its layers takes 20 s a model: tests/models/vllm/test_backend.py does.
 _ENGINES: dict[str, dict[str, Any]] = {
     "own": {"block_size": 16},
-    "vllm": {"block_size": 32, "engine": "vllm"},
+    "vllm": {"block_size": 32, "engine": "vllm", "graphs": "off"},
 }
 _HEAD_DIMS = {"vllm": 32}
 
