@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,12 @@ def _terms(arguments: argparse.Namespace) -> Terms:
 def _found(name: str, part: Part, terms: Terms, limit_scale: float) -> Found:
     """Run a part and return its end: done, or skipped, failed or timed out with a reason."""
     num_cards = terms.num_cards()
+    why = ""
     if num_cards < part.num_cards:
         why = f"it needs {part.num_cards} cards, there are {num_cards}"
+    elif part.package and find_spec(part.package) is None:
+        why = f"it needs {part.package}, which is not installed"
+    if why:
         return {"status": "skipped", "why": why, "elapsed_s": 0.0}
     began_s = time.perf_counter()
     found = _run(name, terms, part.limit_s * limit_scale)

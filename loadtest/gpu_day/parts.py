@@ -19,12 +19,14 @@ class Part:
         run: gives the answer, ready for JSON.
         limit_s: after which it is ended.
         num_cards: that it needs.
+        package: that it needs; empty: none.
     """
 
     question: str
     run: Callable[[Terms], dict[str, Any]]
     limit_s: float
     num_cards: int = 1
+    package: str = ""
 
 
 PARTS: Mapping[str, Part] = {
@@ -36,5 +38,6 @@ PARTS: Mapping[str, Part] = {
     "tests": Part("do the tests pass that need a GPU", suite.suite, 900.0),
     "one-card": Part("what do drafts bring on one card", served.one_card, 900.0),
     "two-cards": Part("what do drafts bring with a card for each", served.two_cards, 900.0, 2),
+    "vllm": Part("how far is our loop around vLLM from vLLM", served.vllm, 900.0, package="vllm"),
     "ranks": Part("do drafts leave the text of two ranks unchanged", served.ranks, 600.0, 2),
 }

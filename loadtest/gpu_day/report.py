@@ -121,6 +121,15 @@ def _speed(answer: Answer) -> Iterator[str]:
         yield f"At {batch}: {best} is best, {gain:.2f} of plain decoding."
 
 
+def _vllm(answer: Answer) -> Iterator[str]:
+    lines = answer["lines"]
+    yield from _table(lines, ("batch", "way", "tokens_per_s"))
+    for batch in dict.fromkeys(line["batch"] for line in lines):
+        speed = {line["way"]: line["tokens_per_s"] for line in lines if line["batch"] == batch}
+        yield ""
+        yield f"At {batch}: our loop has {speed['our loop'] / speed['vllm']:.2f} of vLLM's speed."
+
+
 def _ranks(answer: Answer) -> Iterator[str]:
     count = answer["num_texts"]
     yield f"{count} texts of {answer['num_ranks']} ranks, the same with drafts and without."
@@ -137,5 +146,6 @@ _SECTIONS: Mapping[str, Callable[[Answer], Iterator[str]]] = {
     "tests": _tests,
     "one-card": _speed,
     "two-cards": _speed,
+    "vllm": _vllm,
     "ranks": _ranks,
 }

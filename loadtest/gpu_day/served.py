@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import httpx
 
 from deployments.config.schema import RouterConfig
+from deployments.config.sections.models import ModelConfig
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
 from loadtest.frame.links import LinkedStage
+from loadtest.frame.references import VllmStage
 from loadtest.frame.runs import MEASURES, Ask, Run
-from loadtest.frame.stages import ROUTER
-from loadtest.frame.ways import by_k
+from loadtest.frame.stages import ROUTER, Models, Stage
+from loadtest.frame.ways import Way, by_k
 from loadtest.gpu_day.terms import MAX_MODEL_LEN, Terms, engine_config
 from loadtest.report.interleaved import interleave
 from loadtest.report.machine import ROOT
@@ -28,6 +32,7 @@ _BATCHES = (1, 8)
 _PROMPT_TOKENS, _NUM_TOKENS = 32, 48
 _LOWEST_VOCAB = 256  # below any pair's: prompts are ids below it
 _RANKS = 2
+_VLLM_BLOCK = 64  # tokens; its kernels for CPUs want 32 of them or more
 _ASKED = (
     "Write a story about a cat that finds a key.",
     "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each.",
@@ -49,6 +54,37 @@ def _speed(terms: Terms, draft_card: int) -> dict[str, Any]:
     graphs = terms.graph_modes[0]
     target = engine_config(terms, "target", graphs=graphs)
     draft = engine_config(terms, "draft", graphs=graphs, card=draft_card)
+    with LinkedStage(target, {POOL: draft}, lambda way: ROUTER_SECTION) as stage:
+        return {"lines": _lines(terms, stage, by_k(_KS))}
+
+
+def vllm(terms: Terms) -> dict[str, Any]:
+    """Measure plain decoding by vLLM alone, by our loop around its layers, and by our engine.
+
+    One after the other: each takes a card to itself.
+    """
+    own = engine_config(terms, "target", graphs=terms.graph_modes[0])
+    by_name = {"engine": "vllm", "attention": "auto", "graphs": "auto", "block_size": _VLLM_BLOCK}
+    words = {"dtype": own.dtype, "max_model_len": own.max_model_len}
+    stages: dict[str, Callable[[], AbstractContextManager[Stage]]] = {
+        "vllm": lambda: VllmStage(
+            Models(label="pair", target=terms.pair / "target", drafts={}, engine=words)
+        ),
+        "our loop": lambda: _linked(ModelConfig(**(own.model_dump() | by_name))),
+        "our engine": lambda: _linked(own),
+    }
+    lines = []
+    for name, opened in stages.items():
+        with opened() as stage:
+            lines += _lines(terms, stage, {name: Way(k=0)})
+    return {"lines": lines}
+
+
+def _linked(target: ModelConfig) -> LinkedStage:
+    return LinkedStage(target, {}, lambda way: ROUTER_SECTION)
+
+
+def _lines(terms: Terms, stage: Stage, ways: Mapping[str, Way]) -> list[dict[str, Any]]:
     rng = random.Random(7)
     asks = [
         Ask(
@@ -58,16 +94,14 @@ def _speed(terms: Terms, draft_card: int) -> dict[str, Any]:
         for _ in range(2 * max(_BATCHES))
     ]
     lines = []
-    with LinkedStage(target, {POOL: draft}, lambda way: ROUTER_SECTION) as stage:
-        for batch in _BATCHES:
-            by_way = {
-                name: partial(stage.run, asks[: 2 * batch], way, batch)
-                for name, way in by_k(_KS).items()
-            }
-            interleave(by_way, 1)
-            runs = interleave(by_way, terms.repeats)
-            lines += [_line(batch, name, runs[name]) for name in by_way]
-    return {"lines": lines}
+    for batch in _BATCHES:
+        by_way = {
+            name: partial(stage.run, asks[: 2 * batch], way, batch) for name, way in ways.items()
+        }
+        interleave(by_way, 1)
+        runs = interleave(by_way, terms.repeats)
+        lines += [_line(batch, name, runs[name]) for name in by_way]
+    return lines
 
 
 def _line(batch: int, name: str, runs: list[Run]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def vllm_config(config: EngineConfig) -> Any:
     """Return vLLM's config of the model of `config`, one rank of it in this process.
 
     Raises:
-        ValueError: vLLM cannot serve the model like this, or nothing compiles here; with its reason.
+        ValueError: vLLM cannot serve the model like this, or nothing compiles here.
     """
     is_eager = config.graphs == "off"
     if not is_eager and torch.device(config.device).type == "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ from loadtest.gpu_day.served import ROUTER_SECTION
 from loadtest.gpu_day.suite import outcome_of
 from loadtest.gpu_day.terms import Terms, engine_config
 from router.drafters.draft_model import POOL
+from tests.harness.local import DEMO
 
 TRY = "--device cpu --pair tiny --repeats 1"
 
@@ -92,6 +94,27 @@ def test_a_part_without_its_cards_is_skipped_with_the_reason(tmp_path: Path) -> 
     }
     record = {"machine": {"date": "today"}, "command": "c", "parts": {"cards": found}}
     assert "**skipped**: it needs 9 cards" in report(record)
+
+
+def test_a_part_without_its_package_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    terms = Terms(pair=tmp_path, device="cpu", repeats=1, folder=tmp_path)
+    found = _found("vllm", Part("how", lambda terms: {}, 10.0, package="no_such_one"), terms, 1.0)
+    assert found["why"] == "it needs no_such_one, which is not installed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_three_ways_around_vllm_are_in_one_report(tmp_path: Path) -> None:
+    words = ["--pair", str(DEMO), "--parts", "vllm"]
+    status, parts, page = hour(tmp_path, *words)
+    assert status == 0, page
+    lines = parts["vllm"]["answer"]["lines"]
+    ways = ["vllm", "our loop", "our engine"]
+    assert [(line["way"], line["batch"]) for line in lines] == [
+        (w, b) for w in ways for b in (1, 8)
+    ]
+    assert all(line["tokens_per_s"] > 0 for line in lines)
 
 
 @pytest.mark.parametrize(
