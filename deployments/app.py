@@ -31,7 +31,8 @@ from deployments.config.sections.models import (
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
-from deployments.ingress.replica import Router, TargetFacts
+from deployments.ingress.replica import Router
+from deployments.ingress.service import TargetFacts
 from deployments.serve.private import REQUEST_ROUTER, handle_of
 from deployments.serve.waiting_run import end_waiting_run
 from models.heads.config import target_heads
@@ -97,6 +98,7 @@ def build(args: DeployedConfig) -> Application:
     facts = TargetFacts(
         heads=target_heads(config.target.heads, config.target.early_exit),
         vocabulary=vocabulary_of_router(config),
+        adapters=tuple(config.target.lora_modules),
     )
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions

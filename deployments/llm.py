@@ -112,7 +112,8 @@ class LLM:
         pair = LoadedPair(self.config)
         self._engines = pair.engines()
         self._generator = self._engines.router()
-        self._model = served_model(self.config.router, pair.tokenizer, created=0)
+        adapters = tuple(self.config.target.lora_modules)
+        self._model = served_model(self.config.router, pair.tokenizer, created=0, adapters=adapters)
         self._room = Room(
             self._engines.loads()["target"],
             self.config.target.max_num_seqs,

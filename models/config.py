@@ -176,6 +176,16 @@ class EngineConfig(Section):
         "is so anyway",
     )
 
+    lora_modules: dict[Annotated[str, Field(min_length=1, max_length=128)], str] = Field(
+        default_factory=dict,
+        description="of a target with engine vllm: LoRA adapters as {NAME: FOLDER}, in the format "
+        "of PEFT; all are loaded at the start, and a request whose model is NAME is answered with "
+        "that adapter",
+    )
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+        default=16, description="of any of these adapters; each takes memory for so many"
+    )
+
     @model_validator(mode="after")
     def _check_kv_size(self) -> Self:
         given = [
@@ -234,6 +244,11 @@ class EngineConfig(Section):
     @model_validator(mode="after")
     def _check_engine(self) -> Self:
         if self.engine == "own":
+            if self.lora_modules:
+                raise ValueError(
+                    f"lora_modules is for engine vllm, got {', '.join(self.lora_modules)} with "
+                    "engine own: merge an adapter into the weights, or serve it by engine vllm"
+                )
             return self
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise ValueError(f"engine vllm runs on device cpu or cuda, got {self.device!r}")
@@ -248,6 +263,10 @@ class EngineConfig(Section):
         if self.graphs == "eager":
             raise ValueError("graphs must be auto or off with engine vllm, got 'eager'")
         return self
+
+    def __hash__(self) -> int:
+        """Return a hash of all values; the mapping among them has none of its own."""
+        return hash(self.model_dump_json())
 
     @property
     def block_tokens(self) -> int:

@@ -346,28 +346,27 @@ class _Builder:
         return allowed.max_num_free_tokens if is_on else 0
 
     def _target_client(self) -> EngineClient:
-        max_len = len(self._request.prompt_ids) + self._request.max_tokens
-        return self._client(self._services.target_pool, self._request.sampling, max_len)
+        return self._client(self._services.target_pool, self._request.sampling)
 
     def _draft_client(self, pool: str, session_id: str = "") -> EngineClient:
         sampling = draft_sampling(self._request, self._services.speculation)
         return self._client(self._services.draft_pools[pool], sampling, session_id=session_id)
 
-    def _client(
-        self, pool: EnginePool, sampling: Sampling, max_len: int = 0, session_id: str = ""
-    ) -> EngineClient:
+    def _client(self, pool: EnginePool, sampling: Sampling, session_id: str = "") -> EngineClient:
+        services, request = self._services, self._request
+        num_prompt, is_target = len(request.prompt_ids), pool is services.target_pool
         template = OpenTemplate(
-            session_id=session_id or self._request.request_id,
+            session_id=session_id or request.request_id,
             sampling=sampling,
             eos_ids=self._eos_ids,
-            prompt_len=len(self._request.prompt_ids),
-            cache_salt=self._request.cache_salt,
-            max_len=max_len,
+            prompt_len=num_prompt,
+            cache_salt=request.cache_salt,
+            max_len=num_prompt + request.max_tokens if is_target else 0,
+            adapter=request.adapter if is_target else "",
         )
-        services, key = self._services, self._request.prefix_key
-        losses = services.losses.of(is_target=pool is services.target_pool)
-        if key and isinstance(pool, PlacedPool):
-            pool = pool.near(f"{self._request.cache_salt} {key}")
+        losses = services.losses.of(is_target=is_target)
+        if request.prefix_key and isinstance(pool, PlacedPool):
+            pool = pool.near(f"{template.adapter} {request.cache_salt} {request.prefix_key}")
         return EngineClient(pool, template, services.limits, self._constrainer, losses)
 
     def _planner(self) -> SessionPlanner:

@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 39_490,
     "router": 9_170,
-    "deployments": 24_900,
+    "deployments": 24_960,
     "loadtest": 30_160,
-    "tests": 74_100,
+    "tests": 74_560,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -215,11 +215,13 @@ class Handlers:
             return json_response((await until_disconnect(request, answer)).to_json())
 
     async def models(self, _: Request) -> Response:
-        return json_response(ModelList(data=[self._card()]).to_json())
+        names = (self._service.model.name, *self._service.model.adapters)
+        return json_response(ModelList(data=[self._card(name) for name in names]).to_json())
 
     async def model(self, request: Request) -> Response:
-        self._service.model.check_name(request.path_params["name"])
-        return json_response(self._card().to_json())
+        name = request.path_params["name"]
+        self._service.model.check_name(name)
+        return json_response(self._card(name).to_json())
 
     async def health(self, _: Request) -> Response:
         status = await self._service.health_status()
@@ -262,9 +264,14 @@ class Handlers:
         except TimeoutError:
             raise DeadlineExceeded(f"the body did not arrive within {timeout_s} s") from None
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
         model = self._service.model
-        return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+        return ModelCard(
+            id=name,
+            created=model.created,
+            max_model_len=model.max_model_len,
+            parent=None if name == model.name else model.name,
+        )
 
     async def _worked(
         self, request: Request, schema: type[Asked], work: Callable[[Asked, ServedModel], Made]
@@ -291,7 +298,7 @@ class Handlers:
             make_job = partial(make_job, begun=Begun.read(last_id))
         job = await self._worked(request, schema, make_job)
         record.start(
-            self._service.model.name,
+            job.writer.head.model,
             job.requests,
             is_stream=job.is_stream,
             num_prompts=job.num_prompts,

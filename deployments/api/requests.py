@@ -60,18 +60,19 @@ class ServedModel:
     max_stop_chars: int = 256  # each; text is held back up to this length
     formats: TurnFormats = field(default_factory=TurnFormats)  # for turns with tools or reasoning
     drafters: tuple[str, ...] = ()  # that a request may name
+    adapters: tuple[str, ...] = ()  # of it, that a request may name as its model
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     def check_name(self, name: str) -> None:
-        """Check that a client means this model.
+        """Check that a client means this model, or an adapter of it.
 
         Raises:
             UnknownModel: it asks for another one.
         """
-        if name != self.name:
+        if name != self.name and name not in self.adapters:
+            there = ", ".join(map(shown, (self.name, *self.adapters)))
             raise UnknownModel(
-                f"model {shown(name)} is not served here; this server has {shown(self.name)}",
-                param="model",
+                f"model {shown(name)} is not served here; this server has {there}", param="model"
             )
 
 
@@ -199,6 +200,7 @@ def _prepared(
                 stop_token_ids=tuple(request.stop_token_ids),
                 includes_stop=request.include_stop_str_in_output,
                 cache_salt=request.cache_salt or "",
+                adapter="" if request.model == model.name else request.model,
                 speculation=speculation,
                 lookahead=lookahead,
                 prediction=prediction,

@@ -19,7 +19,15 @@ from deployments.config.sections.models import TARGET, ModelArgs, ModelConfig
 IMPORT_PATH = "deployments.app:build"
 MODEL_IMPORT_PATH = "deployments.app:build_model"
 # What routers, and what draft models, must know of a target that is another application.
-_ROUTERS_KNOW = ("model_path", "revision", "dtype", "max_model_len", "heads", "early_exit")
+_ROUTERS_KNOW = (
+    "model_path",
+    "revision",
+    "dtype",
+    "max_model_len",
+    "heads",
+    "early_exit",
+    "lora_modules",
+)
 _DRAFTS_KNOW = ("model_path", "revision", "dtype")
 _SECTIONS = set(AppConfig.model_fields) - {"applications"}  # a file has a list of that name
 Tree = dict[str, Any]

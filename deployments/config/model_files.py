@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from deployments.config.fault import Fault
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import TARGET, ModelConfig, Models, section_of_draft
+from models.checkpoint.adapters import check_adapters
 from models.checkpoint.small_files import (
     check_small_files,
     longest_text,
@@ -92,6 +93,7 @@ def resolved(config: Tree) -> Tree:
             update={
                 "model_path": str(_folder_of(model, section)),
                 "heads": _heads_of(model, section),
+                "lora_modules": _adapters_of(model, section),
             }
         )
         for section, model in config.models.items()
@@ -135,6 +137,11 @@ def _heads_of(model: ModelConfig, section: str) -> str | None:
     if model.heads is None or model.heads == CHECKPOINT:
         return model.heads
     return str(resolve_folder(model.heads, f"{section}.heads"))
+
+
+def _adapters_of(model: ModelConfig, section: str) -> dict[str, str]:
+    modules, key = model.lora_modules.items(), f"{section}.lora_modules"
+    return {name: str(resolve_folder(path, f"{key}.{name}")) for name, path in modules}
 
 
 def _existing(path: str, key: str, *, takes_files: bool, revision: str | None = None) -> Path:
@@ -265,7 +272,10 @@ def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
 
 def _check_folder(model: ModelConfig, section: str, is_here: bool) -> None:
     folder = _folder_of(model, section)
-    _check_model(model.model_copy(update={"model_path": str(folder)}), section, is_here)
+    where = {"model_path": str(folder), "lora_modules": _adapters_of(model, section)}
+    found = model.model_copy(update=where)
+    _check_model(found, section, is_here)
+    check_adapters(found, f"{section}.lora_modules")
     _check_heads(model, section)
     _check_early_exit(model, folder, section)
 

@@ -288,6 +288,16 @@ class AppConfig(Models):
                 raise ValueError(f"router.speculation.method {kind.name} needs {kind.needs}")
         return self
 
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        name = self.router.model_name
+        if name in self.target.lora_modules:
+            raise ValueError(
+                f"target.lora_modules: no name may be that of the model, router.model_name, "
+                f"got {name!r}"
+            )
+        return self
+
     @property
     def draft_pools(self) -> tuple[str, ...]:
         """See `Models.draft_pools`; with those of other applications."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from deployments.config.live_limits import changes_of, take_user_config, with_us
 from deployments.config.schema import RouterConfig
 from deployments.config.sections.models import LinkConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
-from deployments.ingress.service import MetricsElsewhere, RouterService
+from deployments.ingress.service import MetricsElsewhere, RouterService, TargetFacts
 from deployments.link.client import LinkClient
 from deployments.serve.avoided import avoided
 from deployments.serve.logs import join_serve
@@ -35,25 +34,11 @@ from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, ReplicaPages, replica_name
 from deployments.serve.private import root_url
 from models.fetch.hub import bring
-from models.heads.config import TargetHeads
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
 
 _READY_PAUSE_S = 0.5
 _READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiting for longer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetFacts:
-    """Facts of the target that a router must know beforehand.
-
-    Attributes:
-        heads: what drafts in its own process; None: nothing.
-        vocabulary: digest of the token ids that it must have; "": any.
-    """
-
-    heads: TargetHeads | None = None
-    vocabulary: str = ""
 
 
 @serve.deployment(name="Router")
@@ -92,7 +77,7 @@ class Router:
             target=engines(target, vocabulary=facts.vocabulary),
             drafts={pool: engines(handle) for pool, handle in drafts.items()},
             constraint=constraint_pool(constraint, self._links),
-            heads=facts.heads,
+            facts=facts,
             elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),
         )
         self._service.losses.on_lost = avoided.add

@@ -62,6 +62,24 @@ class MetricsElsewhere:
 _NOWHERE = MetricsElsewhere()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """Facts of the target that a router must know beforehand.
+
+    Attributes:
+        heads: what drafts in its own process; None: nothing.
+        vocabulary: digest of the token ids that it must have; "": any.
+        adapters: names of those that it is served with.
+    """
+
+    heads: TargetHeads | None = None
+    vocabulary: str = ""
+    adapters: tuple[str, ...] = ()
+
+
+_PLAIN = TargetFacts()
+
+
 def services_of(config: RouterConfig, **fields: Any) -> Services:
     """Return the services of a router: limits of its config, with pools and other `fields`."""
     return Services(
@@ -83,7 +101,7 @@ class RouterService:
         drafts: the replicas of each draft model, by the name of their pool; without any only
             repeated text is drafted, where that is on.
         constraint: the replicas that guard grammars; None: requests with one are refused.
-        heads: what drafts in the target's own process; None: nothing.
+        facts: what is known of the target.
         elsewhere: where else metrics go, and come from.
 
     A client that takes nothing for `token_gap_s` counts as gone, where the server's writes wait for
@@ -102,13 +120,13 @@ class RouterService:
         target: EnginePool,
         drafts: Mapping[str, EnginePool],
         constraint: ConstraintPool | None,
-        heads: TargetHeads | None = None,
+        facts: TargetFacts = _PLAIN,
         elsewhere: MetricsElsewhere = _NOWHERE,
     ) -> None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         pools = {"target_pool": target, "draft_pools": drafts, "constraint_pool": constraint}
-        services = services_of(config, heads=heads, **pools)
-        self._drafts, self._heads = drafts, heads
+        services = services_of(config, heads=facts.heads, **pools)
+        self._drafts, self._facts = drafts, facts
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
@@ -168,8 +186,11 @@ class RouterService:
             self._capture.close()
 
     def _model(self, config: RouterConfig, tokenizer: Tokenizer, created: int) -> ServedModel:
-        drafters = drafter_names(config.speculation, self._drafts, self._heads)
-        return served_model(config, tokenizer, created=created, drafters=drafters)
+        drafters = drafter_names(config.speculation, self._drafts, self._facts.heads)
+        adapters = self._facts.adapters
+        return served_model(
+            config, tokenizer, created=created, drafters=drafters, adapters=adapters
+        )
 
     def _sinks_of(self, tenant: Tenant, request: GenerationRequest) -> Sequence[Sink]:
         return (*self._charges.of(tenant, request), self._quarantine.sink(request))
@@ -204,7 +225,12 @@ class RouterService:
 
 
 def served_model(
-    config: RouterConfig, tokenizer: Tokenizer, *, created: int, drafters: tuple[str, ...] = ()
+    config: RouterConfig,
+    tokenizer: Tokenizer,
+    *,
+    created: int,
+    drafters: tuple[str, ...] = (),
+    adapters: tuple[str, ...] = (),
 ) -> ServedModel:
     """Return the model and its limits, as the routes know them.
 
@@ -213,6 +239,7 @@ def served_model(
         tokenizer: the model's.
         created: Unix time, seconds.
         drafters: that requests may name.
+        adapters: that requests may name as their model.
 
     Raises:
         ValueError: the default sampling cannot be read.
@@ -236,5 +263,6 @@ def served_model(
         verification=config.speculation.verification,
         formats=turn_formats(tokenizer.templates, config.tool_call_parser, config.reasoning_parser),
         drafters=drafters,
+        adapters=adapters,
         sampling=sampling,
     )

@@ -61,7 +61,7 @@ class RequestSpans:
             context=TraceContextTextMapPropagator().extract(dict(headers)),
             kind=SpanKind.SERVER,
             attributes={
-                "gen_ai.request.model": self._model_name,
+                "gen_ai.request.model": request.adapter or self._model_name,
                 "gen_ai.request.id": request.request_id,
                 "gen_ai.request.max_tokens": request.max_tokens,
                 "gen_ai.request.temperature": sampling.temperature,

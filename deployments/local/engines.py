@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.config.schema import AppConfig, RouterConfig
-from deployments.ingress.service import RouterService, services_of
+from deployments.ingress.service import RouterService, TargetFacts, services_of
 from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.engine.draft import DraftEngine
@@ -104,7 +104,7 @@ class LocalEngines:
             target=self.target_pool,
             drafts=self.draft_pools,
             constraint=self.constraint_pool,
-            heads=self._heads,
+            facts=TargetFacts(heads=self._heads, adapters=tuple(self._config.target.lora_modules)),
         )
 
     def loads(self) -> dict[str, EngineLoad]:

@@ -127,6 +127,15 @@ def float8_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape, dtype in _all_tensors(folder) if dtype == _FLOAT8}
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's tensors by their names.
+
+    Raises:
+        ValueError: as above.
+    """
+    return {name: shape for name, shape, _ in _all_tensors(folder)}
+
+
 def _all_tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
     for path in weight_files(folder):
         yield from stored_tensors(path)

@@ -32,7 +32,7 @@ from models.engine.notices import QUEUED_INTERVAL_S, QueueNotices
 from models.engine.runner import ModelRunner
 from models.engine.sampler import is_drawable, legal_prefix, num_drawable
 from models.engine.stats import PassTotals, engine_load, engine_stats
-from models.engine.terms import check_terms, complaint
+from models.engine.terms import adapter_number, check_terms, complaint
 from models.grammar.masks import MaskClient, MaskSource
 from models.kv.block_pool import BlockTable
 from models.protocol.messages import (
@@ -243,9 +243,11 @@ class Engine(ABC):
 
     def _open(self, message: Open, now: float) -> None:
         check_terms(message)
+        adapter = adapter_number(message.adapter, self._runner.config.lora_modules)
         session = self._table.open(message, now)
         if session is None:
             return
+        session.adapter = adapter
         self._end_job(session)
         session.history = None
         if has_penalties(message.sampling):

@@ -7,6 +7,7 @@ peer of another version, or a broken one. It must not bring down the pass of eve
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from itertools import chain
 
 from models.protocol.messages import (
@@ -42,6 +43,20 @@ def check_terms(opened: Open) -> None:
     for name, value, low, high in limits:
         if not low <= value <= high:  # NaN is not
             raise ValueError(f"{name} must be within {low:g}..{high:g}, got {value:g}")
+
+
+def adapter_number(name: str, adapters: Collection[str]) -> int:
+    """Return the number of an adapter among those of an engine, from 1; 0 for no name.
+
+    Raises:
+        ValueError: the engine has none of this name.
+    """
+    if not name:
+        return 0
+    if name not in adapters:
+        there = ", ".join(adapters) or "there is none"
+        raise ValueError(f"adapter must be one of this engine's ({there}), got {name!r}")
+    return 1 + list(adapters).index(name)
 
 
 def complaint(message: EngineQuestion, opened: Open, *, num_input_ids: int, vocab_size: int) -> str:

@@ -30,6 +30,7 @@ class SequenceRows:
         shared_rows: of a side path of a draft tree the rows of the pass, before its own, that are
             those just before `start` too: their keys are stored in this table as well. They are in
             the block that `start` is in, and take the place of what was copied there.
+        adapter: number of the session's adapter among those of the config, from 1; 0: none.
     """
 
     table: BlockTable | BlockList
@@ -38,6 +39,7 @@ class SequenceRows:
     num_logits: int
     copied_block: int | None = None
     shared_rows: tuple[int, ...] = ()
+    adapter: int = 0
 
     @property
     def first_written(self) -> int:

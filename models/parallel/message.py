@@ -3,7 +3,8 @@
 A message is a flat list of 32-bit integers, because a process group can broadcast that without
 pickling. It has its kind, then for a pass each session's rows as
 
-    start, num_logits, copied block or -1, number of tokens, of blocks, of shared rows,
+    start, num_logits, copied block or -1, number of the adapter or 0,
+    number of tokens, of blocks, of shared rows,
     tokens..., blocks..., shared rows...
 
 Followers need nothing else: KV is addressed by block ids, and rolling back is by length. Blocks
@@ -107,7 +108,7 @@ def _encode_rows(sequences: Sequence[SequenceRows], block_size: int) -> list[int
     for sequence in sequences:
         num_blocks = sequence.num_blocks_read(block_size)
         copied = _NO_BLOCK if sequence.copied_block is None else sequence.copied_block
-        ints += (sequence.start, sequence.num_logits, copied)
+        ints += (sequence.start, sequence.num_logits, copied, sequence.adapter)
         ints += (len(sequence.token_ids), num_blocks, len(sequence.shared_rows))
         ints += sequence.token_ids
         ints += sequence.table.block_ids[:num_blocks]
@@ -150,12 +151,13 @@ def _read_sequences(reader: Iterator[int]) -> list[SequenceRows]:
 
 
 def _read_rows(reader: Iterator[int]) -> SequenceRows:
-    start, num_logits, copied, num_tokens, num_blocks, num_shared = _take(reader, 6)
+    start, num_logits, copied, adapter = _take(reader, 4)
+    num_tokens, num_blocks, num_shared = _take(reader, 3)
     token_ids = _take(reader, num_tokens)
     table = BlockList(_take(reader, num_blocks), start + num_tokens)
     copied_block = None if copied == _NO_BLOCK else copied
     shared_rows = tuple(_take(reader, num_shared))
-    return SequenceRows(table, start, token_ids, num_logits, copied_block, shared_rows)
+    return SequenceRows(table, start, token_ids, num_logits, copied_block, shared_rows, adapter)
 
 
 def _take(reader: Iterator[int], count: int) -> list[int]:

@@ -92,7 +92,7 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """Start a session, or renew its terms: it keeps its tokens and their KV. Idempotent. No answer.
 
-    Only the tokens stay if the new terms have another `cache_salt`.
+    Only the tokens stay if the new terms have another `cache_salt` or `adapter`.
     """
 
     session_id: str
@@ -106,6 +106,12 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     # Its text is mostly taken back, and shared only once the sender names it. A session that
     # goes back into a shared block loses it, and all of the block is computed again.
     is_tentative: bool = False
+    adapter: str = ""  # of the target's `lora_modules`, by its name; "": the model itself
+
+    @property
+    def salt(self) -> tuple[str, str]:
+        """The words that sessions which may share KV have in common: KV hangs on the adapter."""
+        return self.adapter, self.cache_salt
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):

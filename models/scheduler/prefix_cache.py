@@ -1,8 +1,9 @@
 """KV blocks found again by the tokens they were computed from.
 
-KV depends on token ids alone. So a session whose text begins like another's may read that one's
-blocks instead of computing its own. `published_blocks` maps chains of whole blocks of ids to block
-ids. This module decides which blocks of which sessions get in, and which sessions may have them.
+KV depends on token ids and the adapter alone. So a session may read the blocks of another whose
+text begins alike, with the same adapter and salt. `published_blocks` maps chains of whole blocks of
+ids to block ids. This module decides which blocks of which sessions get in, and which sessions may
+have them.
 
 - Only committed tokens get in (`Session.committed_len`). These are tokens that the sender named as
   its text. Tokens that the engine's own verdict settled are committed too, unless the session is
@@ -119,14 +120,14 @@ class PrefixCache:
         session, start = need.session, need.start
         if not self._is_enabled or not session.may_use_cached_prefix:
             return False
-        tokens, salt = session.tokens, session.opened.cache_salt
+        tokens, salt = session.tokens, session.opened.salt
         stop = start + self._awaited_rows
         if stop > start + need.num_rows - need.num_logits:
             return False
         for rows in planned:
             other = rows.session
             if (
-                other.opened.cache_salt == salt
+                other.opened.salt == salt
                 and rows.start < start + self._pool.block_size
                 and stop <= min(rows.start + rows.num_rows, other.committed_len)
                 and other.tokens.hash_at(stop) == tokens.hash_at(stop)
@@ -203,7 +204,7 @@ class PrefixCache:
 
     def _key(self, session: Session, index: int) -> Key:
         stop = (index + 1) * self._pool.block_size
-        return session.opened.cache_salt, session.tokens.hash_at(stop)
+        return session.opened.salt, session.tokens.hash_at(stop)
 
     def _ids(self, tokens: TokenSequence, index: int) -> list[int]:
         size = self._pool.block_size

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from models.kv.block_pool import BlockPool, BlockTable
 
-Key = tuple[str, int]  # salt, hash of all tokens up to a block's end
+Key = tuple[tuple[str, str], int]  # `Open.salt`, hash of all tokens up to a block's end
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -155,6 +155,7 @@ class Session:
     num_head_tokens: int = 0  # first tokens whose rows are in the cache of the heads
     own_length: int = 0  # tokens of drafts of the engine's own; 0: as many as pay
     copied_block: int | None = None  # a fork's: the next pass copies its rows into the fork's own
+    adapter: int = 0  # number of its adapter on this engine, from 1; 0: none
 
     @property
     def session_id(self) -> str:
@@ -328,11 +329,11 @@ class SessionTable:
         session.last_active_s = now
         if session.opened == message:
             return None
-        if session.opened.sampling != message.sampling:
+        old, session.opened = session.opened, message
+        if old.sampling != message.sampling or old.adapter != message.adapter:
             session.prompt_logprobs = []
-        if session.opened.cache_salt != message.cache_salt:
+        if old.salt != message.salt:
             session.release_blocks()  # they may be those of others who have the old salt
-        session.opened = message
         session.answers = []
         if session.job is not None:
             session.seq -= 1

@@ -10,6 +10,7 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 
 from models.config import EngineConfig
+from models.vllm.adapters import num_slots
 
 MAX_SEQUENCES = 256  # sessions in one call of the layers; vLLM's kernels make room for so many
 _AUTO_BLOCK = 64  # tokens; most of vLLM's kernels take it
@@ -44,6 +45,9 @@ def vllm_config(config: EngineConfig) -> Any:
             async_scheduling=False,
             disable_log_stats=True,
             enforce_eager=is_eager,
+            enable_lora=bool(config.lora_modules),
+            max_loras=num_slots(config),
+            max_lora_rank=config.max_lora_rank,
             # Passes of any shape have a graph for what lies between attention; on a CPU vLLM
             # makes none, and compiles the layers for any number of rows.
             compilation_config={} if is_eager else {"cudagraph_mode": "PIECEWISE"},

@@ -19,6 +19,7 @@ from models.attention.backend import DraftLayer, Tiling, last_rows
 from models.device import to_device
 from models.gpu.indices import PassShape, PassTensors, exact_shape, index_pass, upload
 from models.kv.rows import SequenceRows
+from models.vllm.adapters import Adapters
 from models.vllm.arguments import MAX_SEQUENCES
 from models.vllm.hooks import VERSION
 from models.vllm.storage import VllmStorage
@@ -33,6 +34,7 @@ class VllmBackend:
     Args:
         config: vLLM's.
         runner: vLLM's, whose layers, kernels and graphs these are; its cache is initialised.
+        adapters: that rows may have.
         num_blocks: of the pool; the cache has one more, which pads tables.
         block_size: tokens of a block.
     """
@@ -41,9 +43,12 @@ class VllmBackend:
     stores_shared_rows = False
     tilings: tuple[Tiling, ...] = ((),)  # the kernels' own
 
-    def __init__(self, config: Any, runner: Any, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, config: Any, runner: Any, adapters: Adapters, num_blocks: int, block_size: int
+    ) -> None:
         self._config = config
         self._runner = runner
+        self._adapters = adapters
         self._layers: Any = runner.get_model()
         self._groups = [group for groups in runner.attn_groups for group in groups]
         self._layer_names = [name for group in self._groups for name in group.layer_names]
@@ -92,7 +97,11 @@ class VllmBackend:
         on_host = upload(arrays, shape, _HOST)
         tensors = on_host if device == _HOST else upload(arrays, shape, device)
         # A graph has its own number of rows; those behind the pass's own store nothing.
-        mode, graph = self._runner.cudagraph_dispatcher.dispatch(num_tokens=shape.num_rows)
+        num_adapters = self._adapters.num_of(sequences)
+        mode, graph = self._runner.cudagraph_dispatcher.dispatch(
+            num_tokens=shape.num_rows, has_lora=num_adapters > 0, num_active_loras=num_adapters
+        )
+        self._adapters.use(sequences, graph.num_tokens)
         ids, positions, slots = self._inputs(tensors, drawn_ids, graph.num_tokens)
         common = _metadata(sequences, shape, tensors, on_host)
         metadata: dict[str, Any] = {}

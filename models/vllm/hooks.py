@@ -58,7 +58,19 @@ HOOKS: dict[tuple[str, str], tuple[str, ...]] = {
         "kv_cache_groups",
         "available_memory",
     ),
-    ("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.dispatch"): ("num_tokens",),
+    ("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.dispatch"): (
+        "num_tokens",
+        "has_lora",
+        "num_active_loras",
+    ),
+    ("vllm.lora.request", "LoRARequest"): ("lora_name", "lora_int_id", "lora_path"),
+    ("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin._set_active_loras"): (
+        "prompt_lora_mapping",
+        "token_lora_mapping",
+        "lora_requests",
+    ),
+    ("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin.add_lora"): ("lora_request",),
+    ("vllm.v1.worker.lora_model_runner_mixin", "LoRAModelRunnerMixin.maybe_remove_all_loras"): (),
     ("vllm.v1.worker.utils", "AttentionGroup.build_metadata"): ("common_attn_metadata",),
     ("vllm.v1.worker.gpu_worker", "Worker"): (
         "vllm_config",

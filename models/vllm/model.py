@@ -26,6 +26,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from models.checkpoint.adapters import check_adapters
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.loader import read_config
 from models.checkpoint.memory_estimate import vllm_weight_bytes
@@ -33,6 +34,7 @@ from models.checkpoint.stored_weights import check_weights
 from models.checkpoint.token_ids import read_token_ids
 from models.config import EngineConfig
 from models.parallel.ranks import TensorParallel
+from models.vllm.adapters import Adapters
 from models.vllm.arguments import vllm_config
 from models.vllm.backend import VllmBackend
 
@@ -58,9 +60,11 @@ class VllmModel:
         refuse_unsupported(hf_config, config)
         if Path(config.model_path).is_dir():
             check_weights(Path(config.model_path))
+            check_adapters(config)
         ids = read_token_ids(config, hf_config)
         self.num_columns, self.drawable, self.eos_ids = ids.num_columns, ids.drawable, ids.eos_ids
         self._config = vllm_config(config)
+        self._lora_modules = config.lora_modules
         _refuse(self._config.model_config)
         group = _group_number(ranks)
         self._is_on_cpu = self._config.device_config.device_type == "cpu"
@@ -102,7 +106,9 @@ class VllmModel:
                 self._worker.determine_available_memory()  # that is when vLLM compiles for a CPU
             self._worker.initialize_from_config(pages)
             self._worker.compile_or_warm_up_model()
-        return VllmBackend(self._config, self._worker.model_runner, num_blocks, self.block_size)
+        runner = self._worker.model_runner
+        adapters = Adapters(runner, self._lora_modules)
+        return VllmBackend(self._config, runner, adapters, num_blocks, self.block_size)
 
     # --- what runners look at
 

@@ -284,6 +284,7 @@ def _client(
         is_tentative=bool(name),
         max_len=num_prompt + request.max_tokens if is_target else 0,
         matcher=request.request_id,
+        adapter=request.adapter if is_target else "",
     )
     losses = services.losses.of(is_target=is_target)
     return EngineClient(pool, template, services.limits, masks, losses)

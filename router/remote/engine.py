@@ -65,6 +65,7 @@ class OpenTemplate:
     is_tentative: bool = False
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
     matcher: str = ""  # the constraint service's session whose masks it gets; "": its own
+    adapter: str = ""  # of a target, which drafters know nothing of
 
 
 # A message without its header: session, epoch, seq, base length and hash, tokens. Those are given
@@ -262,6 +263,7 @@ class EngineClient:
                 cache_salt=opening.cache_salt,
                 matcher=opening.matcher,
                 is_tentative=opening.is_tentative,
+                adapter=opening.adapter,
             )
         )
         self._opened_for = endpoint

@@ -22,6 +22,7 @@ from models.protocol.messages import Open, Sampling
 from models.protocol.token_sequence import TokenSequence
 from models.scheduler.batch import PassPlanner
 from models.scheduler.prefix_cache import PrefixCache
+from models.scheduler.published_blocks import Key
 from models.scheduler.sessions import Job, PlannedRows, Session, SessionTable
 from tests.harness.kv_memory import own_storage
 
@@ -106,7 +107,7 @@ class Walk:
         self.sessions = SessionTable(1, self.pool.new_table)
         self.cache = PrefixCache(self.pool, self.runner.are_finite, worth_waiting_rows=8)
         self.planner = PassPlanner(self.pool, MAX_BATCH_ROWS, prefix_cache=self.cache)
-        self.committed: set[tuple[str, int]] = set()  # salt, hash of every prefix ever committed
+        self.committed: set[Key] = set()  # salt, hash of every prefix ever committed
         self.expected: dict[str, tuple[int, int]] = {}  # text, length
         self.counts: Counter[str] = Counter()
         self.num_steps = 0
@@ -231,6 +232,7 @@ class Walk:
             eos_ids=[],
             prompt_len=0,
             cache_salt=salt,
+            adapter=self.choose.choice(["", "", "lora"]),
         )
 
     def _pick(self, *, is_idle: bool = False) -> Session | None:
@@ -256,7 +258,7 @@ class Walk:
     def _commit(self, session: Session, length: int) -> None:
         session.committed_len = length
         text, _ = self.expected[session.session_id]
-        log, salt = self.tree.hashes[text], session.opened.cache_salt
+        log, salt = self.tree.hashes[text], session.opened.salt
         self.committed |= {(salt, log.hash_at(stop)) for stop in range(1, length + 1)}
 
     def _close_session(self, session: Session) -> None:

@@ -318,8 +318,10 @@ class PlacedScriptedPool(ScriptedPool):
 async def test_leases_are_asked_for_near_what_begins_alike_under_the_same_salt(key: str) -> None:
     target, draft = PlacedScriptedPool(), PlacedScriptedPool()
     for salt in ("a", "b"):
-        asked = dataclasses.replace(request(f"r{salt}"), prefix_key=key, cache_salt=salt)
+        asked = dataclasses.replace(
+            request(f"r{salt}"), prefix_key=key, cache_salt=salt, adapter="lora"
+        )
         ids, _ = await run(generator(target, draft), asked)
         assert ids == continuation(PROMPT, 60)
-    expected = ["a begins", "b begins"] if key else []
-    assert target.keys == draft.keys == expected
+    assert target.keys == (["lora a begins", "lora b begins"] if key else [])
+    assert draft.keys == ([" a begins", " b begins"] if key else [])

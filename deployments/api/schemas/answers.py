@@ -267,13 +267,14 @@ class Completion(Shape, kw_only=True):
 
 
 class ModelCard(Shape, kw_only=True):
-    """One served model."""
+    """One served model, or an adapter of it."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "outrider"
     max_model_len: int
+    parent: str | None = None  # of an adapter: the model that it is for
 
 
 class ModelList(Shape, kw_only=True):

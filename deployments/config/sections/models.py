@@ -116,6 +116,8 @@ class Models(Section):
                 raise ValueError(f"{section}.heads: only a target drafts by heads")
             if model.early_exit is not None:
                 raise ValueError(f"{section}.early_exit: only a target drafts by its first layers")
+            if model.lora_modules:
+                raise ValueError(f"{section}.lora_modules: only a target has adapters")
             if model.spare:
                 raise ValueError(f"{section}.spare: only a target has one, streams outlive a draft")
         return self

@@ -141,7 +141,11 @@ WORDS: dict[str, Word] = {
     "generation_config": Word(
         nothing=("auto",), instead="say what it should be in SamplingParams or the request"
     ),
-    "enable_lora": Word("bool", nothing=(False,), instead="merge the adapter into the weights"),
+    "enable_lora": Word(
+        "bool",
+        nothing=(False,),
+        instead="name the adapters as target.lora_modules with target.engine vllm",
+    ),
     "limit_mm_per_prompt": Word("json", nothing=({},), instead=_ONLY_TEXT),
     "mm_processor_kwargs": Word("json", nothing=({},), instead=_ONLY_TEXT),
     "allowed_local_media_path": Word(nothing=("",), instead=_ONLY_TEXT),

@@ -206,6 +206,7 @@ class Forks:
             tokens=session.tokens.followed_by(branch.tokens),
             committed_len=session.committed_len,
             taker=_ForkRows(branch, weighing.scores, len(session.tokens)),
+            adapter=session.adapter,
         )
         weighing.forks[fork_id] = fork
         self._jobs.start(

@@ -170,6 +170,7 @@ def _own_rows(planned: PlannedRows) -> SequenceRows:
         token_ids=session.tokens.ids[start : start + planned.num_rows],
         num_logits=planned.num_prompt_logits + planned.num_logits,
         copied_block=session.copied_block,
+        adapter=session.adapter,
     )
 
 

@@ -35,7 +35,8 @@ def passes(draw: st.DrawFn) -> Pass:
         num_logits = draw(st.integers(0, len(token_ids)))
         copied = draw(st.none() | st.integers(0, 199))
         shared = tuple(draw(st.lists(st.integers(0, 99), max_size=3)))
-        rows.append(SequenceRows(table, start, token_ids, num_logits, copied, shared))
+        adapter = draw(st.integers(0, 3))
+        rows.append(SequenceRows(table, start, token_ids, num_logits, copied, shared, adapter))
     return Pass(rows)
 
 
@@ -47,6 +48,7 @@ def check_rows(read: Sequence[SequenceRows], sent: Sequence[SequenceRows]) -> No
             one.num_logits,
         )
         assert (got.copied_block, got.shared_rows) == (one.copied_block, one.shared_rows)
+        assert got.adapter == one.adapter
         stop = one.start + len(one.token_ids)
         assert got.table.num_tokens == stop
         assert got.table.block_ids == one.table.block_ids[: -(-stop // BLOCK_SIZE)]

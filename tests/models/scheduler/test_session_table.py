@@ -216,13 +216,16 @@ def test_a_job_accounts_for_all_time_between_its_answers() -> None:
     assert job.take_timing(1.006).queue_ms == pytest.approx(1.0)
 
 
-def test_another_salt_gives_up_the_blocks(table: SessionTable, session: Session) -> None:
+@pytest.mark.parametrize("changes", [{"cache_salt": "mine"}, {"adapter": "lora"}])
+def test_another_salt_or_adapter_gives_up_the_blocks(
+    table: SessionTable, session: Session, changes: dict[str, str]
+) -> None:
     accept(table, make_propose(5, [], [2, 3, 4, 5, 6]))
     session.table.resize(5)
     session.num_computed_tokens = 5
     assert table.open(make_open(prompt_len=3), 1.0) is session
     assert session.num_computed_tokens == 5
-    assert table.open(make_open(prompt_len=3, cache_salt="mine"), 1.0) is session
+    assert table.open(make_open(prompt_len=3, **changes), 1.0) is session
     assert (session.num_computed_tokens, session.table.block_ids) == (0, [])
     assert session.tokens.ids == [2, 3, 4, 5, 6]
     POOL.check([session.table])

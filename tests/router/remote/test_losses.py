@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
 from models.protocol.errors import LinkLost, ReplicasLost
-from models.protocol.messages import Sampling
+from models.protocol.messages import EngineReply, EngineRequest, Open, Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
@@ -79,13 +80,14 @@ def test_clients_that_are_sent_away_together_come_back_apart() -> None:
     assert 23.0 < max(told_s) <= 24.0
 
 
-async def generated(pools: dict[str, FaultyPool]) -> Finished:
+async def generated(pools: dict[str, FaultyPool], adapter: str = "") -> Finished:
     request = GenerationRequest(
         request_id="s",
         prompt_ids=PROMPT,
         sampling=Sampling(),
         eos_ids=(0,),
         max_tokens=12,
+        adapter=adapter,
         speculation=SpeculationSettings(num_speculative_tokens=2),
     )
     services = Services(
@@ -109,6 +111,29 @@ async def generated(pools: dict[str, FaultyPool]) -> Finished:
 def scripted(faults: Faults) -> dict[str, FaultyPool]:
     names = ("target", "draft")
     return {name: FaultyPool(name, ScriptedEngine, faults, num_refusals=0) for name in names}
+
+
+async def test_the_replacement_of_a_target_is_told_the_adapter_and_no_draft_is() -> None:
+    opened: dict[str, list[str]] = {"target": [], "draft": []}
+
+    class Noted(ScriptedEngine):
+        def __init__(self, name: str, epoch: int) -> None:
+            super().__init__(epoch)
+            self.name = name
+
+        def handle(self, message: EngineRequest) -> list[EngineReply]:
+            if isinstance(message, Open):
+                opened[self.name].append(message.adapter)
+            return super().handle(message)
+
+    faults = Faults({6}, "crash", ("target",))
+    end = await generated(
+        {name: FaultyPool(name, partial(Noted, name), faults, num_refusals=0) for name in opened},
+        adapter="lora",
+    )
+    assert end.replicas["target"] == "target-2"
+    assert opened["target"].count("lora") == len(opened["target"]) >= 2
+    assert set(opened["draft"]) == {""}
 
 
 async def test_the_end_of_a_request_names_the_replicas_that_served_it_last() -> None:
