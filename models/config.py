@@ -29,7 +29,10 @@ ByteSize = Annotated[AnyByteSize, Field(gt=0)]  # bytes, or "2GiB"
 DtypeName = Literal["bfloat16", "float16", "float32"]
 EngineName = Literal["own", "vllm"]
 AttentionName = Literal["auto", "varlen", "reference"]
-QuantizationName = Literal["int8", "fp8"]
+QuantizationName = Literal["int8", "fp8", "q8", "q4"]
+CPU_QUANTIZATIONS = ("q8", "q4")
+# Of a weight with its share of scales.
+BITS_A_WEIGHT = {"int8": 8.0, "fp8": 8.0, "q8": 8.5, "q4": 5.0}
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
 _CPU_BLOCK = 64  # tokens
@@ -146,10 +149,11 @@ class EngineConfig(Section):
     )
     quantization: QuantizationName | None = Field(
         default=None,
-        description="linear layers are rounded to 8 bits when loaded; int8: weights only, on a CPU "
-        "for one rank, on GPUs for Llama, Mistral, Qwen2 and Qwen3; fp8: weights and inputs, for "
-        "these on GPUs from L4, RTX 40 and H100 on (one that is published as FP8-dynamic needs no "
-        "key); the target's text is then the rounded model's, a draft's changes its speed only",
+        description="linear layers are rounded when loaded; q8, q4: weights to 8.5 or 5 bits in "
+        "groups of 32, inputs to 8, on a CPU for one rank; int8: weights only, on GPUs for Llama, "
+        "Mistral, Qwen2 and Qwen3; fp8: weights and inputs, for these on GPUs from L4, RTX 40 and "
+        "H100 on (one that is published as FP8-dynamic needs no key); the target's text is then "
+        "the rounded model's, a draft's changes its speed only",
     )
 
     heads: str | None = Field(
@@ -216,16 +220,25 @@ class EngineConfig(Section):
         name = self.quantization
         if name is None:
             return self
-        kind = self.device.split(":")[0]
-        if name == "fp8" and kind != "cuda":
-            raise ValueError(f"quantization fp8 runs on cuda only, got device {self.device!r}")
-        if name == "int8" and kind != "cuda" and self.tensor_parallel_size > 1:
+        is_on_gpu = self.device.split(":")[0] == "cuda"
+        if name in CPU_QUANTIZATIONS:
+            return self._check_groups(name)
+        if not is_on_gpu:
+            others = "; on a CPU q8 keeps weights at 8 bits" if name == "int8" else ""
             raise ValueError(
-                f"quantization int8 needs tensor_parallel_size 1 on device {self.device!r}, "
-                f"got {self.tensor_parallel_size}"
+                f"quantization {name} runs on cuda only, got device {self.device!r}{others}"
             )
         if name == "fp8" and self.batch_invariant:
             raise ValueError("batch_invariant is not for quantization fp8: give one of them")
+        return self
+
+    def _check_groups(self, name: QuantizationName) -> Self:
+        if self.device.split(":")[0] != "cpu":
+            raise ValueError(f"quantization {name} runs on cpu only, got device {self.device!r}")
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"quantization {name} needs tensor_parallel_size 1, got {self.tensor_parallel_size}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -18,10 +18,11 @@ from deployments.config.model_files import resolve_model, to_come
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources, deployment_of
 from deployments.config.sections.models import ModelConfig, Models
 from models.checkpoint.stored_weights import num_stored_parameters, stores_float8
+from models.config import BITS_A_WEIGHT
 
 _COUNTED = ("CPU", "GPU")
 _FIRST = ("GPU", "CPU")  # the order in which shortages are named
-_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
 
 
 # --- processors and labels ------------------------------------------------------------------------
@@ -174,9 +175,9 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     if to_come(folder, key) is not None:  # their headers are not here to be read
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
     is_rounded = model.quantization or (model.device.startswith("cuda") and stores_float8(folder))
-    item_bytes = 1 if is_rounded else _ITEM_BYTES[model.dtype]
+    bits = BITS_A_WEIGHT[model.quantization or "fp8"] if is_rounded else _BITS[model.dtype]
     num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
-    return RankBytes(weights=num_parameters * item_bytes, kv=model.kv_cache_memory or 0)
+    return RankBytes(weights=int(num_parameters * bits / 8), kv=model.kv_cache_memory or 0)
 
 
 def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:

@@ -115,24 +115,33 @@ PASSES = Experiment(
     repeats=9,
 )
 
-_8_BITS = {"quantization": "int8"}
-_DRAFTS = {"plain": Way(k=3), "int8": Way(k=3, draft=_8_BITS)}
+_ROUNDED = {name: {"quantization": name} for name in ("q8", "q4")}
+_DRAFTS = {
+    "plain": Way(k=3),
+    **{name: Way(k=3, draft=keys) for name, keys in _ROUNDED.items()},
+}
 
 QUANTIZED = Experiment(
-    question="what do models with 8-bit weights cost and bring next to the same as they are",
+    question="what do weights of 8 and of 4 bits cost and bring next to the same as they are",
     workloads={
         f"{kind}, temperature {temperature:g}": demo(kind, temperature=temperature)
         for kind in ("story", "code")
         for temperature in (0.0, 1.0)
     },
-    ways={**_DRAFTS, "int8 target": Way(k=3, target=_8_BITS, texts="int8 target")},
+    ways={
+        **_DRAFTS,
+        **{
+            f"{name} target": Way(k=3, target=keys, texts=f"{name} target")
+            for name, keys in _ROUNDED.items()
+        },
+    },
     batches=(1, 8),
     measures=("tokens_per_s", "acceptance", "tokens_per_round", "draft_ms", "verify_ms"),
     count=8,
 )
 
 QUANTIZED_PASSES = Experiment(
-    question="how long does a draft's pass take with 8-bit weights, and what do they weigh",
+    question="how long does a draft's pass take at 8 and at 4 bits, and what do weights weigh",
     lines={
         **{
             f"{num} sessions": by_way("draft", PassShape(num, 1, _STEP_CONTEXT))

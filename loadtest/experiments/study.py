@@ -127,8 +127,8 @@ STRUCTURE = Experiment(
 
 _CACHES = {"enable_prefix_caching": True}
 _SLOW = {"attention": "reference"}  # torch's own operations
-_INT8 = {"quantization": "int8"}
-_ALL_ON = Way(target=_CACHES, draft=_CACHES | _INT8)
+_Q8 = {"quantization": "q8"}
+_ALL_ON = Way(target=_CACHES, draft=_CACHES | _Q8)
 
 PARTS = Experiment(
     question="what is each part of the engine worth, on prompts that begin alike",
@@ -137,10 +137,10 @@ PARTS = Experiment(
     ways={
         "all on": _ALL_ON,
         "without kernels": replace(
-            _ALL_ON, target=_CACHES | _SLOW, draft=_CACHES | _INT8 | _SLOW, texts=""
+            _ALL_ON, target=_CACHES | _SLOW, draft=_CACHES | _Q8 | _SLOW, texts=""
         ),
-        "without prefix cache": replace(_ALL_ON, target={}, draft=_INT8),
-        "without int8": replace(_ALL_ON, draft=_CACHES),
+        "without prefix cache": replace(_ALL_ON, target={}, draft=_Q8),
+        "without q8": replace(_ALL_ON, draft=_CACHES),
         "without drafts": replace(_ALL_ON, k=0),
         "all off": Way(k=0, target=_SLOW, draft=_SLOW, texts=""),
     },

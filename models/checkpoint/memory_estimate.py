@@ -32,6 +32,7 @@ from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
+from models.layers.groups import GROUPED, Bits, grouped_bytes
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 from models.layers.shapes import shapes_of
 from models.parallel.layers import refuse_undivided
@@ -159,7 +160,9 @@ def _weight_bytes(
 ) -> int:
     world_size = config.tensor_parallel_size
     if config.quantization == "int8":
-        return _int8_model_bytes(model, world_size, itemsize)
+        return _rounded_model_bytes(model, world_size, itemsize, None)
+    if config.quantization in GROUPED:
+        return _rounded_model_bytes(model, world_size, itemsize, GROUPED[config.quantization])
     whole = _rank_bytes(model, world_size, itemsize)
     if config.quantization is None:
         return whole
@@ -200,8 +203,11 @@ def _is_divided(name: str, plan: dict[str, str]) -> bool:
     return any(divided in style for divided in _DIVIDED)
 
 
-def _int8_model_bytes(model: Any, world_size: int, itemsize: int) -> int:
-    """Linear layers in 8 bits; what is left whole, embeddings that share a weight included."""
+def _rounded_model_bytes(model: Any, world_size: int, itemsize: int, bits: Bits | None) -> int:
+    """Linear layers rounded; what is left whole, embeddings that share a weight included.
+
+    Their weights are in groups of so many bits, or with `None` 8 bits with a scale an output.
+    """
     plan: Any = model.tp_plan if world_size > 1 else {}
     linears = {name: one for name, one in model.named_modules() if type(one) in (nn.Linear, Conv1D)}
     taken = {id(one.weight) for one in linears.values()}
@@ -214,13 +220,15 @@ def _int8_model_bytes(model: Any, world_size: int, itemsize: int) -> int:
     )
     for name, layer in linears.items():
         num_ranks = world_size if _is_divided(f"{name}.weight", plan) else 1
-        total += _int8_layer_bytes(layer, itemsize, num_ranks)
+        total += _rounded_layer_bytes(layer, itemsize, num_ranks, bits)
     return total
 
 
-def _int8_layer_bytes(layer: Any, itemsize: int, num_ranks: int) -> int:
+def _rounded_layer_bytes(layer: Any, itemsize: int, num_ranks: int, bits: Bits | None) -> int:
     """Return the bytes of a rank's layer; each rank counts the scales of all outputs."""
     rows, columns = layer.weight.shape
     num_outputs, num_inputs = (columns, rows) if type(layer) is Conv1D else (rows, columns)
     has_bias = layer.bias is not None
-    return int8_bytes(num_outputs, num_inputs // num_ranks, itemsize, has_bias=has_bias)
+    if bits is None:
+        return int8_bytes(num_outputs, num_inputs // num_ranks, itemsize, has_bias=has_bias)
+    return grouped_bytes(num_outputs, num_inputs, bits) + num_outputs * itemsize * has_bias

@@ -23,6 +23,7 @@ from models.cpu.ops import (
     Rotation,
     buffer,
     norm,
+    room_for_packed,
     rotate_and_store,
     set_attend_rows,
 )
@@ -76,13 +77,13 @@ class Layer:
         residual = Epilogue(residual=HIDDEN)
         return [
             self.before_attention.step(table),
-            self.query_key_value.step(table, NORMED, MIXED, Epilogue()),
+            *self.query_key_value.steps(table, NORMED, MIXED, Epilogue()),
             rotate_and_store(keys, self.num_heads, rotation, table, MIXED),
             attend,
-            self.output.step(table, ATTENDED, HIDDEN, residual),
+            *self.output.steps(table, ATTENDED, HIDDEN, residual),
             self.before_mlp.step(table),
-            self.gate_up.step(table, NORMED, GATED, Epilogue()),
-            self.down.step(table, GATED, HIDDEN, residual),
+            *self.gate_up.steps(table, NORMED, GATED, Epilogue()),
+            *self.down.steps(table, GATED, HIDDEN, residual),
         ]
 
     @property
@@ -120,6 +121,8 @@ class Buffers:
             self._buffers = [self._like.new_empty(self._num_rows, width) for width in self._widths]
             for number, rows in enumerate(self._buffers):
                 self.table.put(buffer(number), rows)
+            self._packed = room_for_packed(self._num_rows, max(self._widths))
+            self.table.put(parameters.PACKED_ROWS, self._packed)
         return self._buffers[0][:num_rows]
 
     def rows(self, number: int) -> Tensor:

@@ -48,7 +48,7 @@ class FusedMtp:
         self._vocab_size, self._ids = len(output), parts.draft_ids
         if output.dtype == torch.bfloat16:
             # Drafts need no exact numbers, and a step of few rows takes as long as its weights are.
-            make_linear = partial(KernelLinear, is_quantized=True)
+            make_linear = partial(KernelLinear, bits=8)
         head = make_linear(output if self._ids is None else output[self._ids], None)
         of_states, of_tokens = parts.projections
         self._of_states: KernelLinear = make_linear(of_states, None)
@@ -69,10 +69,10 @@ class FusedMtp:
         embedded = MIXED  # not in use yet, and wide enough
         begin = [
             self._state_norm.step(table, _STATES),
-            self._of_states.step(table, NORMED, HIDDEN, Epilogue()),
+            *self._of_states.steps(table, NORMED, HIDDEN, Epilogue()),
             program.embed(embedded),
             self._token_norm.step(table, embedded),
-            self._of_tokens.step(table, NORMED, HIDDEN, Epilogue(residual=HIDDEN)),
+            *self._of_tokens.steps(table, NORMED, HIDDEN, Epilogue(residual=HIDDEN)),
         ]
         program.use(storage, self._tables, begin)
 

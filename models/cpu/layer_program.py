@@ -127,7 +127,7 @@ class LayerProgram:
         steps += [
             pick(self._row_bytes, last, _PICKED_FROM, HIDDEN),
             self._final_norm.step(last),
-            self.head.step(last, NORMED, _LOGITS, Epilogue(is_wide=True)),
+            *self.head.steps(last, NORMED, _LOGITS, Epilogue(is_wide=True)),
         ]
         self._program = Program(steps, self._num_threads)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from models.attention.features import AttentionFeatures
-from models.cpu.kernels import attention, parameters, rows
+from models.cpu.kernels import attention, packed, parameters, rows
 from models.cpu.kernels.compiling import Call, float_bits
 
 # Vectors of one task of attention: enough to make much of each key read, few enough for a cache.
@@ -60,6 +60,11 @@ class PassTable:
 def buffer(number: int) -> int:
     """Return the field of a buffer of rows, from 0 on."""
     return parameters.FIRST_BUFFER + number
+
+
+def room_for_packed(num_rows: int, num_inputs: int) -> Tensor:
+    """Return memory for rows as products of weights in groups take them; no more than is used."""
+    return torch.empty(num_rows * packed.row_bytes(num_inputs), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from models.heads.mtp import MtpParts
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
 from models.layers.family import can_take_apart
+from models.layers.groups import GROUPED, Bits, Quantizer
 from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
-from models.layers.quantization import Int8Linear, Quantizer, refuse_unquantizable
 from models.parallel.layers import num_local_bytes
 
 _DTYPES = ("bfloat16", "float32")
@@ -85,17 +85,17 @@ def linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | N
     """Return the function that makes a linear layer of weight and bias; None to keep layers.
 
     Raises:
-        ValueError: weights of 8 bits are asked for, and there is no product for them here.
+        ValueError: weights of few bits are asked for, and there is no product for them here.
     """
-    is_quantized = config.quantization is not None
-    if _why_not_compiled(config) is None:
+    reason, bits = _why_not_compiled(config), _bits(config)
+    if reason is None:
         from models.cpu.product import KernelLinear
 
-        quantized = partial(KernelLinear, is_quantized=True)
-        return Quantizer(quantized) if is_quantized else KernelLinear
-    if is_quantized:
-        refuse_unquantizable(getattr(torch, config.dtype))
-        return Quantizer(Int8Linear)
+        if bits is None:
+            return KernelLinear
+        return Quantizer(partial(KernelLinear, bits=bits), bits)
+    if bits is not None:
+        raise ValueError(f"quantization {config.quantization} needs the compiled kernels: {reason}")
     can = model.device.type == "cpu" and can_pack(model.dtype)
     return PackedLinear if can else None
 
@@ -111,9 +111,8 @@ def _fuse(
 
     if not can_take_apart(model):
         return None
-    is_quantized, width = config.quantization is not None, model.config.hidden_size
-    multiply = product.kernel_of(model.dtype, is_quantized, width)
-    compile_together([multiply, *ops.kernels(model.dtype)])
+    multiply = product.kernels_of(model.dtype, _bits(config), model.config.hidden_size)
+    compile_together([*multiply, *ops.kernels(model.dtype)])
     threads = torch.get_num_threads()
     return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))
 
@@ -174,6 +173,11 @@ def make_backend(
     if isinstance(layer, FusedMtp | FusedExit):
         layer.use(storage)
     return KernelBackend(forward, storage, windows)
+
+
+def _bits(config: EngineConfig) -> Bits | None:
+    """Return the bits that weights are kept at in groups; None: they are kept as they are."""
+    return GROUPED.get(config.quantization or "")
 
 
 def _what_is_missing(config: EngineConfig, head_dim: int) -> str | None:

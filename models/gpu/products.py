@@ -102,7 +102,7 @@ def invariant_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 def int8_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return such a layer with weights rounded to 8 bits, to the numbers of a CPU's layers."""
+    """Return such a layer with weights rounded to 8 bits."""
     from models.gpu.kernels.product import InvariantLinear
 
     integers, scales = quantize_weight(weight)

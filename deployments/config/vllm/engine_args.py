@@ -15,7 +15,7 @@ from deployments.config.vllm.words import WORDS, Word, asks_for_nothing, refusal
 from models.checkpoint.small_files import longest_text, stored_dtype
 
 _MEMORY = ("gpu_memory_utilization", "kv_cache_memory_bytes")
-_QUANTIZATIONS = ("int8", "fp8")
+_QUANTIZATIONS = ("int8", "fp8", "q8", "q4")
 _DEFAULT_DTYPE: str = ModelConfig.model_fields["dtype"].default
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+import numba
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.core.errors import RequireLiteralValue
 from numba.extending import intrinsic
 
@@ -27,6 +29,18 @@ INTS = ir.VectorType(I32, NUM_LANES)
 
 Builder = Any  # ir.IRBuilder
 _Build = Callable[..., ir.Value | None]
+
+
+binding.initialize_native_asmparser()  # for instructions whose types llvmlite does not know
+
+
+def has_feature(feature: str) -> bool:
+    """Return whether numba compiles for CPUs with a feature: this CPU, or that of its settings."""
+    settings: Any = numba.config
+    features = settings.CPU_FEATURES
+    if features is None:
+        features = "" if settings.CPU_NAME is not None else get_host_cpu_features()
+    return f"+{feature}" in features.split(",")
 
 
 def typed(build: _Build, result: Any, *arguments: Any) -> tuple[Any, Any]:

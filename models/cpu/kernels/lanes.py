@@ -55,7 +55,7 @@ class _LanesType(types.Type):
         super().__init__(name="Lanes")
 
 
-_LANES = _LanesType()
+LANES = _LanesType()
 
 
 @register_model(_LanesType)
@@ -106,7 +106,7 @@ def load(context: Any, address: Any, like: Any) -> Any:
     def build(builder: Builder, address: ir.Value, _: ir.Value) -> ir.Value:
         return read_lanes(builder, address, like)
 
-    return typed(build, _LANES, types.int64, like)
+    return typed(build, LANES, types.int64, like)
 
 
 @instruction
@@ -127,7 +127,7 @@ def load_first(context: Any, address: Any, like: Any, count: Any) -> Any:
         )
         return found if is_float32(like) else _widened(builder, found)
 
-    return typed(build, _LANES, types.int64, like, types.int64)
+    return typed(build, LANES, types.int64, like, types.int64)
 
 
 @instruction
@@ -142,7 +142,7 @@ def store(context: Any, address: Any, lanes: Any, like: Any) -> Any:
         halves = builder.trunc(bits, _HALVES)
         builder.store(halves, pointer(builder, address, _HALVES), align=2)
 
-    return typed(build, types.void, types.int64, _LANES, like)
+    return typed(build, types.void, types.int64, LANES, like)
 
 
 @instruction
@@ -164,7 +164,7 @@ def store_first(context: Any, address: Any, lanes: Any, like: Any, count: Any) -
         place = pointer(builder, address, kind)
         builder.call(function, [lanes, place, ir.Constant(I32, size), wanted])
 
-    return typed(build, types.void, types.int64, _LANES, like, types.int64)
+    return typed(build, types.void, types.int64, LANES, like, types.int64)
 
 
 @instruction
@@ -177,43 +177,43 @@ def rounded(context: Any, lanes: Any, like: Any) -> Any:
         bits = builder.and_(_rounded_bits(builder, lanes), constant(INTS, -0x10000))
         return builder.bitcast(bits, FLOATS)
 
-    return typed(build, _LANES, _LANES, like)
+    return typed(build, LANES, LANES, like)
 
 
 @instruction
 def splat(context: Any, number: Any) -> Any:
     """Copy a number to all lanes."""
-    return typed(lambda builder, x: spread(builder, x, FLOATS), _LANES, types.float32)
+    return typed(lambda builder, x: spread(builder, x, FLOATS), LANES, types.float32)
 
 
 @instruction
 def fma(context: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c, rounded once."""
-    return typed(emit_fma, _LANES, _LANES, _LANES, _LANES)
+    return typed(emit_fma, LANES, LANES, LANES, LANES)
 
 
 @instruction
 def add(context: Any, a: Any, b: Any) -> Any:
     """Return a + b."""
-    return typed(lambda builder, a, b: builder.fadd(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fadd(a, b), LANES, LANES, LANES)
 
 
 @instruction
 def sub(context: Any, a: Any, b: Any) -> Any:
     """Return a - b."""
-    return typed(lambda builder, a, b: builder.fsub(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fsub(a, b), LANES, LANES, LANES)
 
 
 @instruction
 def mul(context: Any, a: Any, b: Any) -> Any:
     """Return a * b."""
-    return typed(lambda builder, a, b: builder.fmul(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fmul(a, b), LANES, LANES, LANES)
 
 
 @instruction
 def div(context: Any, a: Any, b: Any) -> Any:
     """Return a / b."""
-    return typed(lambda builder, a, b: builder.fdiv(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fdiv(a, b), LANES, LANES, LANES)
 
 
 def _larger(builder: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -223,7 +223,7 @@ def _larger(builder: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
 @instruction
 def maximum(context: Any, a: Any, b: Any) -> Any:
     """Return the larger of a and b, lane by lane; b if one is not a number."""
-    return typed(_larger, _LANES, _LANES, _LANES)
+    return typed(_larger, LANES, LANES, LANES)
 
 
 def _reduced(builder: Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
@@ -239,7 +239,7 @@ def _reduced(builder: Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
 @instruction
 def largest(context: Any, lanes: Any) -> Any:
     """Return the largest of the sixteen."""
-    return typed(lambda builder, x: _reduced(builder, x, _larger), types.float32, _LANES)
+    return typed(lambda builder, x: _reduced(builder, x, _larger), types.float32, LANES)
 
 
 @instruction
@@ -248,7 +248,7 @@ def total(context: Any, lanes: Any) -> Any:
     return typed(
         lambda builder, x: _reduced(builder, x, lambda b, p, q: b.fadd(p, q)),
         types.float32,
-        _LANES,
+        LANES,
     )
 
 
@@ -259,7 +259,7 @@ def keep_lanes(context: Any, lanes: Any, first: Any, stop: Any) -> Any:
     def build(builder: Builder, lanes: ir.Value, first: ir.Value, stop: ir.Value) -> ir.Value:
         return builder.select(_is_within(builder, first, stop), lanes, _float(-np.inf))
 
-    return typed(build, _LANES, _LANES, types.int64, types.int64)
+    return typed(build, LANES, LANES, types.int64, types.int64)
 
 
 # exp(r) = 1 + r + r^2 * (polynomial of r) for |r| <= ln(2) / 2, highest power first: Cephes' expf.
@@ -297,7 +297,7 @@ def _exp(builder: Builder, x: ir.Value) -> ir.Value:
 @instruction
 def exp(context: Any, lanes: Any) -> Any:
     """Return e to the power of each, to about 1e-7 of it; 0 below -87, infinity above 88."""
-    return typed(_exp, _LANES, _LANES)
+    return typed(_exp, LANES, LANES)
 
 
 @instruction
@@ -309,7 +309,7 @@ def tanh(context: Any, lanes: Any) -> Any:
         size = builder.fdiv(builder.fsub(_float(1), e), builder.fadd(_float(1), e))
         return vector_call(builder, "copysign", size, x)
 
-    return typed(build, _LANES, _LANES)
+    return typed(build, LANES, LANES)
 
 
 @instruction

@@ -36,6 +36,7 @@ from models.cpu.kernels.emit import (
     Builder,
     constant,
     emit_fma,
+    has_feature,
     instruction,
     plus,
     pointer,
@@ -44,7 +45,7 @@ from models.cpu.kernels.emit import (
     typed,
 )
 from models.cpu.kernels.scalars import write_int
-from models.cpu.kernels.tile import AHEAD_BYTES, PANEL, has_feature
+from models.cpu.kernels.tile import AHEAD_BYTES, PANEL
 
 INPUTS_A_STEP = 32
 MAX_ROWS = 16

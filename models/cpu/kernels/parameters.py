@@ -32,8 +32,9 @@ NUM_COMMON = 3
     SHARED_ROWS,  # int64: rows whose keys and values are stored once more
     SHARED_SLOTS,  # int64, where
     NUM_SHARED,
+    PACKED_ROWS,  # rows of the product that comes next, see `packed.py`
     FIRST_BUFFER,  # addresses of rows from here on
-) = range(11)
+) = range(12)
 NUM_BUFFERS = 7
 NUM_FIELDS = FIRST_BUFFER + NUM_BUFFERS
 

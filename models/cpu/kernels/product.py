@@ -56,25 +56,26 @@ from models.cpu.kernels.tile import MAX_ROWS, PANEL, multiply_tile
 (
     WEIGHT,  # P panels, one after the other
     PANEL_BYTES,
-    NUM_INPUTS,
+    NUM_INPUTS,  # of packed rows a multiple of their groups
+    ROW_BYTES,  # size of a row of inputs
     NUM_OUTPUTS,
     SCALES,  # [P * PANEL] float32; 0: none
     BIAS,  # [P * PANEL] float32; 0: none
-    SOURCE,  # field of rows [R, I]
+    SOURCE,  # field of rows [R, I], or of packed ones
     TARGET,  # field of [R, N]
     RESIDUAL,  # field of what is added, [R, N]; 0: none
     IS_GATED,
     IS_WIDE,  # rounded outputs are written as float32
     PANELS_AT_ONCE,  # that a thread takes
-) = range(NUM_COMMON, NUM_COMMON + 12)
-NUM_PARAMETERS = NUM_COMMON + 12
+) = range(NUM_COMMON, NUM_COMMON + 13)
+NUM_PARAMETERS = NUM_COMMON + 13
 
 _FLOAT_BYTES = 4
 _STACK_BYTES = MAX_ROWS * PANEL * _FLOAT_BYTES
 _MATRIX_STACK_BYTES = MAX_MATRIX_ROWS * PANEL * _FLOAT_BYTES
 _HALF = PANEL // 2
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_INT8 = np.int8(0)
+_PACKED8, _PACKED4 = np.int8(0), np.uint8(0)  # see `packed.py`
 
 
 class _Kinds(NamedTuple):
@@ -146,7 +147,7 @@ def _multiply_some(
 ) -> None:
     """Multiply `count` rows from `row` on by a panel; the code has one loop for each count."""
     num_inputs = get(parameters, NUM_INPUTS)
-    row_bytes = num_bytes(kinds.rows) * num_inputs
+    row_bytes = get(parameters, ROW_BYTES)
     rows = rows_at(parameters, SOURCE) + row * row_bytes
     weight = get(parameters, WEIGHT) + panel * get(parameters, PANEL_BYTES)
     if count == 6:
@@ -212,7 +213,7 @@ def multiply_bfloat16_by_matrix(parameters: Any) -> None:
     own = address_of(parameters)
     sums, config = stack_bytes(_MATRIX_STACK_BYTES), stack_bytes(CONFIG_BYTES)
     num_rows, num_inputs = of_pass(own, NUM_ROWS), get(own, NUM_INPUTS)
-    row_bytes = num_bytes(BFLOAT16) * num_inputs
+    row_bytes = get(own, ROW_BYTES)
     num_parts = max(1, (num_rows + MAX_MATRIX_ROWS - 1) // MAX_MATRIX_ROWS)
     most, configured = max(1, (num_rows + num_parts - 1) // num_parts), 0
     while True:
@@ -246,11 +247,21 @@ def multiply_float32(parameters: Any) -> None:
     _multiply(address_of(parameters), _Kinds(FLOAT32, FLOAT32))
 
 
-def multiply_bfloat16_int8(parameters: Any) -> None:
-    """Multiply rows of bfloat16 and weights of int8."""
-    _multiply(address_of(parameters), _Kinds(BFLOAT16, _INT8))
+def multiply_bfloat16_packed8(parameters: Any) -> None:
+    """Multiply packed rows and weights of 8 bits; outputs are bfloat16."""
+    _multiply(address_of(parameters), _Kinds(BFLOAT16, _PACKED8))
 
 
-def multiply_float32_int8(parameters: Any) -> None:
-    """Multiply rows of float32 and weights of int8."""
-    _multiply(address_of(parameters), _Kinds(FLOAT32, _INT8))
+def multiply_float32_packed8(parameters: Any) -> None:
+    """Multiply packed rows and weights of 8 bits; outputs are float32."""
+    _multiply(address_of(parameters), _Kinds(FLOAT32, _PACKED8))
+
+
+def multiply_bfloat16_packed4(parameters: Any) -> None:
+    """Multiply packed rows and weights of 4 bits; outputs are bfloat16."""
+    _multiply(address_of(parameters), _Kinds(BFLOAT16, _PACKED4))
+
+
+def multiply_float32_packed4(parameters: Any) -> None:
+    """Multiply packed rows and weights of 4 bits; outputs are float32."""
+    _multiply(address_of(parameters), _Kinds(FLOAT32, _PACKED4))

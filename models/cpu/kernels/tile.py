@@ -8,7 +8,7 @@ rows that are computed together.
     bfloat16  bfloat16  [inputs / 2, PANEL, 2] two inputs: `vdpbf16ps` where the CPU has it, else
                                                two fused multiply-adds; an odd last one has a step
     float32   float32   [inputs, PANEL]        one input, a fused multiply-add
-    either    int8      [inputs, PANEL]        one input, a fused multiply-add of the widened weight
+    packed    packed    see `packed.py`        a group, as integers
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
 
 from models.cpu.kernels.emit import (
     FLOATS,
@@ -32,6 +30,7 @@ from models.cpu.kernels.emit import (
     Builder,
     constant,
     emit_fma,
+    has_feature,
     instruction,
     is_float32,
     literal,
@@ -41,6 +40,7 @@ from models.cpu.kernels.emit import (
     spread,
     typed,
 )
+from models.cpu.kernels.packed import emit_packed_tile, is_packed, num_bits
 
 PANEL = 64  # columns
 MAX_ROWS = 6
@@ -51,21 +51,9 @@ _NUM_VECTORS = PANEL // NUM_LANES
 AHEAD_BYTES = 2048
 
 
-def has_feature(feature: str) -> bool:
-    """Return whether numba compiles for CPUs with a feature: this CPU, or that of its settings."""
-    settings: Any = numba.config
-    features = settings.CPU_FEATURES
-    if features is None:
-        features = "" if settings.CPU_NAME is not None else get_host_cpu_features()
-    return f"+{feature}" in features.split(",")
-
-
-binding.initialize_native_asmparser()  # for `vdpbf16ps`, whose type llvmlite does not know
 _HAS_PAIR_PRODUCT = has_feature("avx512bf16")
 # The sums of a tile should fill the registers: AVX-512 has 32 of sixteen numbers each.
 _VECTORS_TOGETHER = _NUM_VECTORS if has_feature("avx512f") else 1
-
-_SIXTEEN_BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)
 
 
 def _fma(builder: Builder, sums: ir.Value, *words: ir.Value) -> ir.Value:
@@ -96,7 +84,6 @@ class _Tile(NamedTuple):
     panel: ir.Value
     vectors: range
     is_wide: bool  # rows are float32
-    is_int8: bool  # weights are
 
     def sums(self) -> list[list[ir.Value]]:
         """Return zeros for each row and vector. LLVM turns the memory into registers."""
@@ -109,17 +96,15 @@ class _Tile(NamedTuple):
     def step(self, sums: list[list[ir.Value]], index: ir.Value, *, is_half: bool = False) -> None:
         """Add the products of one step; `is_half`: one bfloat16 where others have two."""
         builder = self.builder
-        size = 1 if self.is_int8 else 4  # bytes of a step for each column
-        base = builder.add(self.panel, builder.mul(index, ir.Constant(I64, size * PANEL)))
-        weights = [plus(builder, base, size * NUM_LANES * vector) for vector in self.vectors]
+        base = builder.add(self.panel, builder.mul(index, ir.Constant(I64, 4 * PANEL)))
+        weights = [plus(builder, base, _VECTOR_BYTES * vector) for vector in self.vectors]
         weights = [self._weights(at) for at in weights]
-        bytes_read = 4 if self.is_wide or not self.is_int8 else 2
-        offset = builder.mul(index, ir.Constant(I64, bytes_read))
+        offset = builder.mul(index, ir.Constant(I64, 4))
         for row, of_row in zip(self.rows, sums, strict=True):
             inputs = self._inputs(builder.add(row, offset), is_half)
             for each, weight in zip(of_row, weights, strict=True):
-                are_pairs = not (self.is_wide or self.is_int8)
-                summed = _multiply(builder, builder.load(each), inputs, weight, are_pairs=are_pairs)
+                before, are_pairs = builder.load(each), not self.is_wide
+                summed = _multiply(builder, before, inputs, weight, are_pairs=are_pairs)
                 builder.store(summed, each)
 
     def write(self, sums: list[list[ir.Value]], out: ir.Value) -> None:
@@ -133,19 +118,14 @@ class _Tile(NamedTuple):
     def _weights(self, address: ir.Value) -> ir.Value:
         builder = self.builder
         prefetch(builder, plus(builder, address, AHEAD_BYTES))
-        if not self.is_int8:
-            return builder.load(pointer(builder, address, INTS), align=4)
-        some = builder.load(pointer(builder, address, _SIXTEEN_BYTES), align=1)
-        return builder.bitcast(builder.sitofp(builder.sext(some, INTS), FLOATS), INTS)
+        return builder.load(pointer(builder, address, INTS), align=4)
 
     def _inputs(self, address: ir.Value, is_half: bool) -> ir.Value:
         builder = self.builder
-        if self.is_wide or not (self.is_int8 or is_half):
+        if self.is_wide or not is_half:
             word = builder.load(pointer(builder, address, I32), align=2)
         else:
             word = builder.zext(builder.load(pointer(builder, address, I16), align=2), I32)
-            if self.is_int8:  # to the float32 that it is the upper half of
-                word = builder.shl(word, ir.Constant(I32, 16))
         return spread(builder, word, INTS)
 
 
@@ -166,18 +146,21 @@ def multiply_tile(  # noqa: PLR0913  (an instruction takes numbers one by one)
     Rows begin `row_bytes` apart. `num_rows` is a constant of the code, from 1 to `MAX_ROWS`.
     """
     count = literal(num_rows, "num_rows")
-    is_wide, is_int8 = is_float32(like), bool(weights_like == types.int8)
-    takes = 1 if is_wide or is_int8 else 2
+    is_wide = is_float32(like)
+    takes = 1 if is_wide else 2
 
     def build(builder: Builder, *values: ir.Value) -> None:
         out, rows, row_bytes, panel, num_inputs = values[:5]
         numbers = [ir.Constant(I64, row) for row in range(count)]
         starts = [builder.add(rows, builder.mul(row_bytes, number)) for number in numbers]
+        if is_packed(weights_like):
+            emit_packed_tile(builder, out, starts, panel, num_inputs, num_bits(weights_like))
+            return
         num_steps = builder.udiv(num_inputs, ir.Constant(I64, takes))
         rest = builder.urem(num_inputs, ir.Constant(I64, takes))
         for first in range(0, _NUM_VECTORS, _VECTORS_TOGETHER):
             vectors = range(first, first + _VECTORS_TOGETHER)
-            tile = _Tile(builder, starts, panel, vectors, is_wide, is_int8)
+            tile = _Tile(builder, starts, panel, vectors, is_wide)
             sums = tile.sums()
             with cgutils.for_range(builder, num_steps) as loop:
                 tile.step(sums, loop.index)

@@ -61,8 +61,16 @@ CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "
             "target: .*heads and early_exit both draft in the target: give one of them",
         ),
         (
-            {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
-            "target: .*int8 needs tensor_parallel_size 1 on device 'cpu', got 2",
+            {"target": {"model_path": "x", "quantization": "q4", "tensor_parallel_size": 2}},
+            "target: .*q4 needs tensor_parallel_size 1, got 2",
+        ),
+        (
+            {"target": {"model_path": "x", "quantization": "int8"}},
+            "target: .*int8 runs on cuda only, got device 'cpu'; on a CPU q8 keeps weights at 8",
+        ),
+        (
+            {"target": {"model_path": "x", "quantization": "q8", "device": "cuda"}},
+            "target: .*quantization q8 runs on cpu only, got device 'cuda'",
         ),
         (
             {"target": {"model_path": "x"}, "draft": {"model_path": "x", "spare": True}},
@@ -87,6 +95,8 @@ CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "
         "early-exit-gpu",
         "early-exit-and-heads",
         "quantization-ranks",
+        "quantization-of-gpus",
+        "quantization-of-cpus",
         "spare-of-a-draft",
         "spare-gpu",
     ],

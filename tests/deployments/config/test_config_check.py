@@ -68,11 +68,11 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
     status, said, _ = check(
         capsys,
         *(str(CONFIGS / "demo.yaml"), on_free_port()),
-        *("target.quantization=int8", "draft.kv_cache_memory=null", "Draft.num_replicas=2"),
+        *("target.quantization=q8", "draft.kv_cache_memory=null", "Draft.num_replicas=2"),
         "router.speculation.num_speculative_tokens=3",
     )
     assert status == 0
-    assert "bfloat16, int8; 7.5 M parameters, 9.63 MB of weights" in said
+    assert "bfloat16, q8 (8.5 bits a weight); 7.5 M parameters, 9.63 MB of weights" in said
     assert "2 replicas of {CPU: 0.1}" in said
     assert "k          3, drafted by draft_model" in said
 

@@ -84,9 +84,10 @@ def test_what_does_not_fit_is_named(found: str, complaint: str) -> None:
         ({}, RankBytes(weights=14_950_912)),
         ({"dtype": "float32"}, RankBytes(weights=29_901_824)),
         (
-            {"quantization": "int8", "kv_cache_memory": "1MiB"},
-            RankBytes(weights=7_475_456, kv=1 << 20),
+            {"quantization": "q8", "kv_cache_memory": "1MiB"},
+            RankBytes(weights=7_942_672, kv=1 << 20),
         ),
+        ({"quantization": "q4"}, RankBytes(weights=4_672_160)),
         ({"tensor_parallel_size": 2}, RankBytes(weights=7_475_456)),
     ],
 )

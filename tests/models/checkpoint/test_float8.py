@@ -85,9 +85,9 @@ def test_a_cpu_has_the_numbers_times_their_scales(
     assert torch.equal(logits, chunked_logits(paged_runner(plain, dtype="bfloat16")))
 
 
-def test_they_may_be_rounded_to_int8_there(folder: Path) -> None:
-    config = config_of(folder, quantization="int8")
-    assert load_checkpoint(config).quantization == "int8"
+def test_they_may_be_rounded_to_groups_there(folder: Path) -> None:
+    config = config_of(folder, quantization="q8")
+    assert load_checkpoint(config).quantization == "q8"
     assert memory_estimate(config).weight_bytes < memory_estimate(config_of(folder)).weight_bytes
 
 

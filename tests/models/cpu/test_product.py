@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.cpu.kernels.parameters import NUM_ROWS
-from models.cpu.ops import PassTable, buffer
+from models.cpu.kernels.parameters import NUM_ROWS, PACKED_ROWS
+from models.cpu.ops import PassTable, buffer, room_for_packed
 from models.cpu.product import Epilogue, KernelLinear
 from models.cpu.program import Program
-from models.layers.quantization import quantize_weight
+from models.layers.groups import GROUP, Bits, group_weight
 
 pytestmark = pytest.mark.matrix
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-each_kind = pytest.mark.parametrize("is_quantized", [False, True], ids=["whole", "int8"])
+each_kind = pytest.mark.parametrize("bits", [None, 8, 4], ids=["whole", "q8", "q4"])
 # Of the last number kept, and of a chain of float32 sums.
 ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2**-8}
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 13, 17, 64)
@@ -36,12 +36,18 @@ def weight_of(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
     return (random(num_outputs, num_inputs, seed=1) / math.sqrt(num_inputs)).to(dtype)
 
 
-def kept(weight: Tensor, *, is_quantized: bool) -> Tensor:
-    """The weight that a layer computes with."""
-    if not is_quantized:
-        return weight.double()
-    integers, scales = quantize_weight(weight)
-    return integers.double() * scales.double().unsqueeze(1)
+def exact(rows: Tensor, weight: Tensor, bits: Bits | None) -> Tensor:
+    """The product that a layer computes, in float64: rows are rounded where weights are."""
+    if bits is None:
+        return rows.double() @ weight.double().T
+    num_inputs = rows.shape[-1]
+    groups = nn.functional.pad(rows.float(), (0, -num_inputs % GROUP)).unflatten(-1, (-1, GROUP))
+    most = groups.abs().amax(-1, keepdim=True)
+    levels = torch.full_like(most, 127)  # a number would be divided by in two steps
+    inverse = torch.where(most > 0, levels / most, 0.0)
+    codes = (groups.double() * inverse.double()).round()
+    taken = (codes * (most / levels).double()).flatten(-2)[..., :num_inputs]
+    return taken @ group_weight(weight, bits).dequantized().double().T
 
 
 def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
@@ -58,7 +64,10 @@ def added(layer: KernelLinear, others: Tensor, rows: Tensor) -> Tensor:
     table.values[NUM_ROWS] = len(rows)
     for number, tensor in enumerate((rows, out, others)):
         table.put(buffer(number), tensor)
-    layer.step(table, buffer(0), buffer(1), Epilogue(residual=buffer(2))).run(1)
+    between = room_for_packed(*rows.shape)
+    table.put(PACKED_ROWS, between)
+    for step in layer.steps(table, buffer(0), buffer(1), Epilogue(residual=buffer(2))):
+        step.run(1)
     return out
 
 
@@ -69,15 +78,15 @@ def added(layer: KernelLinear, others: Tensor, rows: Tensor) -> Tensor:
     ("num_inputs", "num_outputs"), [(64, 64), (176, 32), (33, 7), (1, 65), (1536, 576), (2817, 130)]
 )
 def test_a_product_is_that_of_the_weight(
-    dtype: torch.dtype, is_quantized: bool, has_bias: bool, num_inputs: int, num_outputs: int
+    dtype: torch.dtype, bits: Bits | None, has_bias: bool, num_inputs: int, num_outputs: int
 ) -> None:
     weight = weight_of(num_outputs, num_inputs, dtype)
     bias = random(num_outputs, seed=2).to(dtype) if has_bias else None
     rows = random(3, 5, num_inputs).to(dtype)
-    expected = rows.double() @ kept(weight, is_quantized=is_quantized).T
+    expected = exact(rows, weight, bits)
     if bias is not None:
         expected += bias.double()
-    layer = KernelLinear(weight, bias, is_quantized=is_quantized)
+    layer = KernelLinear(weight, bias, bits=bits)
     assert_close(layer(rows), expected, dtype)
 
 
@@ -86,10 +95,10 @@ def test_a_product_is_that_of_the_weight(
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 32), (33, 7), (1025, 300)])
 def test_a_rows_bits_are_its_own(
-    dtype: torch.dtype, is_quantized: bool, num_threads: int, num_inputs: int, num_outputs: int
+    dtype: torch.dtype, bits: Bits | None, num_threads: int, num_inputs: int, num_outputs: int
 ) -> None:
     weight, bias = weight_of(num_outputs, num_inputs, dtype), random(num_outputs).to(dtype)
-    layer = KernelLinear(weight, bias, is_quantized=is_quantized)
+    layer = KernelLinear(weight, bias, bits=bits)
     rows = random(101, num_inputs, seed=3).to(dtype)
     others = random(101, num_outputs, seed=4).to(dtype)
     before = torch.get_num_threads()
@@ -129,13 +138,13 @@ def test_what_is_added_is_added_before_rounding(dtype: torch.dtype) -> None:
 @each_kind
 @pytest.mark.parametrize("width", [32, 50, 176])
 def test_a_gated_product_is_silu_of_one_half_times_the_other(
-    dtype: torch.dtype, is_quantized: bool, width: int
+    dtype: torch.dtype, bits: Bits | None, width: int
 ) -> None:
     weight = 4.0 * weight_of(2 * width, 96, dtype)
     bias = random(2 * width, seed=6).to(dtype)
     rows = random(11, 96).to(dtype)
-    layer = KernelLinear(weight, bias, is_quantized=is_quantized, is_gated=True)
-    both = rows.double() @ kept(weight, is_quantized=is_quantized).T + bias.double()
+    layer = KernelLinear(weight, bias, bits=bits, is_gated=True)
+    both = exact(rows, weight, bits) + bias.double()
     gates, factors = both.split(width, dim=1)
     out = layer(rows)
     assert out.shape == (11, width)
@@ -161,7 +170,8 @@ def test_wide_outputs_are_the_rounded_ones_as_float32(dtype: torch.dtype) -> Non
     table.values[NUM_ROWS] = 5
     table.put(buffer(0), rows)
     table.put(buffer(1), out)
-    layer.step(table, buffer(0), buffer(1), Epilogue(is_wide=True)).run(1)
+    for step in layer.steps(table, buffer(0), buffer(1), Epilogue(is_wide=True)):
+        step.run(1)
     assert torch.equal(out, layer(rows).float())
 
 
@@ -199,8 +209,8 @@ torch.manual_seed(0)
 for dtype in (torch.bfloat16, torch.float32):
     weight, rows = torch.randn(130, 77).to(dtype), torch.randn(9, 77).to(dtype)
     exact = rows.double() @ weight.double().T
-    for is_quantized, far in ((False, 2**-8), (True, 2**-5)):
-        layer = KernelLinear(weight, None, is_quantized=is_quantized)
+    for bits, far in ((None, 2**-8), (8, 2**-5)):
+        layer = KernelLinear(weight, None, bits=bits)
         out = layer(rows)
         torch.testing.assert_close(out.double(), exact, rtol=far, atol=8 * far)
         assert torch.equal(layer(rows[4:5].clone())[0], out[4])
@@ -227,8 +237,9 @@ def test_a_programs_steps_follow_each_other(num_threads: int) -> None:
     table = PassTable()
     layers = [KernelLinear(torch.eye(256).roll(1, 0), torch.ones(256)) for _ in range(40)]
     steps = [
-        layer.step(table, buffer(number % 2), buffer(1 - number % 2), Epilogue())
+        step
         for number, layer in enumerate(layers)
+        for step in layer.steps(table, buffer(number % 2), buffer(1 - number % 2), Epilogue())
     ]
     program = Program(steps, num_threads)
     for seed in range(20):

@@ -16,7 +16,8 @@ from models.engine.runner import ModelRunner
 from models.gpu import products
 from models.gpu.decoder import MergedDecoder
 from models.gpu.reference import reference_kernel
-from models.layers.quantization import Int8Linear
+from models.layers.linear import plain_linear
+from models.layers.quantization import quantize_weight
 from models.parallel.layers import num_local_bytes
 from tests.cases.models.llama_family import SIZES, chunked_logits, write
 
@@ -56,8 +57,14 @@ def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatc
         refuse(_SMALL)
 
 
+def rounded_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    """torch's own layer with the numbers that 8 bits stand for."""
+    integers, scales = quantize_weight(weight)
+    return plain_linear(integers * scales.unsqueeze(1), bias)
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_model_of_them_computes_what_a_cpu_does(
+def test_a_model_of_them_computes_what_its_rounded_weights_do(
     tmp_path: Path, is_tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same integers and scales, summed by other products; and it takes what was estimated."""
@@ -84,9 +91,9 @@ def test_a_model_of_them_computes_what_a_cpu_does(
         return chunked_logits(runner), num_local_bytes(kept)
 
     whole = chunked_logits(runner)
-    by_cpu, _ = logits_of(Int8Linear)
+    by_torch, _ = logits_of(rounded_linear)
     by_gpu, num_bytes = logits_of(products.int8_linear)
-    torch.testing.assert_close(by_gpu, by_cpu, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(by_gpu, by_torch, rtol=1e-4, atol=1e-3)
     assert not torch.equal(by_gpu, whole)
     config = on_gpu(tmp_path, dtype="float32")
     assert memory_estimate(config).weight_bytes == num_bytes

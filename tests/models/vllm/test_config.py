@@ -23,7 +23,7 @@ is_here = importlib.util.find_spec("vllm") is not None
         ("attention", "reference", "attention is for engine own, got 'reference'"),
         ("heads", "folder", "heads is for engine own, got 'folder'"),
         ("early_exit", 1, "early_exit is for engine own, got 1"),
-        ("quantization", "int8", "quantization is for engine own, got 'int8'"),
+        ("quantization", "q8", "quantization is for engine own, got 'q8'"),
         ("graphs", "eager", "graphs must be auto or off with engine vllm, got 'eager'"),
         ("device", "xpu", "engine vllm runs on device cpu or cuda, got 'xpu'"),
     ],

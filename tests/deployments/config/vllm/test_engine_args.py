@@ -84,7 +84,7 @@ def test_a_word_that_means_nothing_here_is_refused_unless_it_asks_for_nothing(na
     ("words", "said"),
     [
         ({"trust_remote_code": True}, "trust_remote_code=True: code of a checkpoint is never run"),
-        ({"quantization": "awq"}, "quantization='awq': must be int8 or fp8"),
+        ({"quantization": "awq"}, "quantization='awq': must be int8 or fp8 or q8 or q4"),
         ({"device": "auto"}, "device='auto': name it, cpu or cuda"),
         ({"served_model_name": ["a", "b"]}, "a model has one name here"),
         ({"seed": 0}, "seed=0: .* give `seed` in SamplingParams"),

@@ -44,7 +44,7 @@ async def texts(service: LocalService, temperature: float, *, enabled: bool) -> 
 @pytest.mark.slow
 async def test_the_text_is_the_targets_own():
     async with local_service(
-        DEMO / "target", DEMO / "draft", dtype="float32", draft_quantization="int8"
+        DEMO / "target", DEMO / "draft", dtype="float32", draft_quantization="q8"
     ) as service:
         for temperature in (0.0, 1.0):
             alone = await texts(service, temperature, enabled=False)
@@ -69,7 +69,7 @@ def test_acceptance_is_nearly_that_of_the_draft_as_it_is(temperature):
     with EngineStage(replace(models, engine=engine)) as stage:
         rates = [
             stage.run(asks, Way(k=K, draft=draft), 8).stats.draft_acceptance_rate
-            for draft in ({}, {"quantization": "int8"})
+            for draft in ({}, {"quantization": "q8"})
         ]
     assert min(rates) > 0.3
     assert rates[1] == pytest.approx(rates[0], abs=MARGIN)

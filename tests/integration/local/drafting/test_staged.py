@@ -107,7 +107,7 @@ async def test_a_smaller_draft_model_changes_no_text(
             further_drafts={"tiny": Path(tiny_draft)},
             speculation=speculation.model_copy(update={"draft_shares": {"draft_model": 1.0}}),
             limits=IN_TIME,
-            draft_quantization="int8",  # the target's weights, nearly
+            draft_quantization="q8",  # the target's weights, nearly
         ) as service:
             for k in (0, 5, None):
                 found = await answers(service, temperature, k)

@@ -1,0 +1,159 @@
+"""Weights of 4 or 8 bits in groups of `GROUP` inputs, each with a scale of its own.
+
+A weight is by its code:
+
+    8 bits  weight = scale * (code - 128), code from 1 to 255: 8.5 bits a weight
+    4 bits  weight = scale * code + minimum, code from 0 to 15: 5 bits a weight
+
+Scales and minima are float16. An output's factor is a power of two. It brings the scales into the
+range of float16, so that weights may have any size. Products with such weights round their rows to
+8 bits as well (`models/cpu/kernels/packed.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from models.layers.linear import MakeLinear
+
+GROUP = 32
+Bits = Literal[4, 8]
+GROUPED: dict[str, Bits] = {"q8": 8, "q4": 4}  # by name of a quantisation
+OFFSET = 128  # of 8-bit codes
+_LEVELS = {8: 127, 4: 15}
+_SYMMETRIC = 8  # code of zero where the largest 4-bit weight of a group sets the scale
+_FACTOR_BYTES = 4
+# Rows that are rounded at once: a few copies of them are held meanwhile.
+_NUMBERS_AT_ONCE = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """Codes of a weight and what they mean; N outputs, I inputs, G groups."""
+
+    codes: Tensor  # [N, G * GROUP] uint8; those after the last input count for nothing
+    scales: Tensor  # [N, G] float16
+    minima: Tensor | None  # [N, G] float16; None: the codes have 8 bits
+    factors: Tensor | None  # [N] float32; None: all are one
+    num_inputs: int
+
+    @property
+    def bits(self) -> Bits:
+        """Bits of a code."""
+        return 8 if self.minima is None else 4
+
+    def dequantized(self) -> Tensor:
+        """Return the weight that products have, [N, I] float32."""
+        codes = self.codes.float().unflatten(1, (-1, GROUP))
+        scales = self.scales.float().unsqueeze(2)
+        if self.minima is None:
+            wide = scales * (codes - OFFSET)
+        else:
+            wide = scales * codes + self.minima.float().unsqueeze(2)
+        if self.factors is not None:
+            wide *= self.factors[:, None, None]
+        return wide.flatten(1)[:, : self.num_inputs]
+
+
+def group_weight(weight: Tensor, bits: Bits) -> GroupedWeight:
+    """Round a weight [outputs, inputs] to codes; the nearest for their scales."""
+    num_outputs, num_inputs = weight.shape
+    at_once = max(1, _NUMBERS_AT_ONCE // max(1, num_inputs))
+    parts = [_group_some(part, bits) for part in weight.detach().split(at_once)]
+    codes, scales, minima, factors = (torch.cat(some) for some in zip(*parts, strict=True))
+    return GroupedWeight(
+        codes.view(num_outputs, -1), scales, minima if bits == 4 else None, factors, num_inputs
+    )
+
+
+def grouped_bytes(num_outputs: int, num_inputs: int, bits: Bits) -> int:
+    """Return the memory of a grouped weight, without what fills its last panel."""
+    num_groups = -(-num_inputs // GROUP)
+    of_group = GROUP * bits // 8 + (4 if bits == 4 else 2)
+    return num_outputs * (num_groups * of_group + _FACTOR_BYTES)
+
+
+class Quantizer:
+    """Makes linear layers with weights in groups and counts what they take.
+
+    Args:
+        make_linear: makes one of a weight and its bias.
+        bits: of a code.
+
+    Attributes:
+        num_bytes: of the layers made so far, before they are packed.
+    """
+
+    def __init__(self, make_linear: MakeLinear, bits: Bits) -> None:
+        self._make_linear = make_linear
+        self._bits: Bits = bits
+        self.num_bytes = 0
+
+    def __call__(self, weight: Tensor, bias: Tensor | None, **options: bool) -> Any:
+        """Make the layer of a weight and a bias, with the options of `make_linear`."""
+        self.num_bytes += grouped_bytes(len(weight), weight.shape[1], self._bits)
+        self.num_bytes += 0 if bias is None else bias.nbytes
+        return self._make_linear(weight, bias, **options)
+
+
+def _group_some(weight: Tensor, bits: Bits) -> tuple[Tensor, ...]:
+    """Return codes [N, G, GROUP], scales, minima and factors."""
+    wide = weight.float()
+    wide = torch.nn.functional.pad(wide, (0, -wide.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    _, exponents = torch.frexp(wide.abs().amax((1, 2)))
+    factors = torch.ldexp(torch.ones(len(exponents)), exponents)  # every weight is below one then
+    wide = wide / factors[:, None, None]
+    codes, scales, minima = _group8(wide) if bits == 8 else _group4(wide)
+    return codes, scales, minima, factors
+
+
+def _group8(wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scales = (wide.abs().amax(2) / _LEVELS[8]).half()
+    codes = _nearest(wide, scales, torch.zeros(()), (-_LEVELS[8], _LEVELS[8])) + OFFSET
+    return codes.to(torch.uint8), scales, scales
+
+
+def _group4(wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take for each group the better of two beginnings, by the squared error they come to."""
+    least, most = wide.amin(2), wide.amax(2)
+    largest = torch.where(most > -least, most, least)
+    begins = ((most - least) / _LEVELS[4], least), (-largest / _SYMMETRIC, largest)
+    tried = [_fitted4(wide, *begin) for begin in begins]
+    errors = [_squared_error(wide, *one) for one in tried]
+    is_second = errors[1] < errors[0]
+    codes = torch.where(is_second[..., None], tried[1][0], tried[0][0]).to(torch.uint8)
+    scales, minima = (torch.where(is_second, tried[1][i], tried[0][i]) for i in (1, 2))
+    return codes, scales, minima
+
+
+def _fitted4(wide: Tensor, scales: Tensor, minima: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, scales and minima: rounded, fitted to their codes, and rounded again."""
+    codes = _nearest(wide, scales.half(), minima.half(), (0, _LEVELS[4]))
+    scales, minima = (one.half() for one in _least_squares(wide, codes))
+    return _nearest(wide, scales, minima, (0, _LEVELS[4])), scales, minima
+
+
+def _squared_error(wide: Tensor, codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    found = torch.addcmul(minima.float()[..., None], codes, scales.float()[..., None])
+    return found.sub_(wide).square_().sum(2)
+
+
+def _least_squares(wide: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and minimum of each group that fit its codes best."""
+    mean_code, mean = codes.mean(2), wide.mean(2)
+    apart = codes - mean_code[..., None]
+    spread = apart.square().sum(2)
+    scales = (apart * wide).sum(2) / spread.clamp_(min=1e-30)
+    return scales, mean - scales * mean_code
+
+
+def _nearest(wide: Tensor, scales: Tensor, minima: Tensor, limits: tuple[int, int]) -> Tensor:
+    """Return the nearest codes within limits, as floats; the least where the scale is zero."""
+    scales = scales.float()[..., None]
+    from_least = wide - minima.float()[..., None]
+    codes = torch.where(scales == 0, 0.0, from_least / scales).round_()
+    return codes.clamp_(*limits)
