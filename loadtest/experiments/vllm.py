@@ -14,9 +14,16 @@ VLLM = Experiment(
         "vllm": Way(k=0, at="vllm", texts=""),
         "our loop": Way(k=0, target={"engine": "vllm"}, texts=""),
         "our engine": Way(k=0, texts=""),
+        # Each with the draft model, k=5: vLLM's own speculation, and ours around its layers.
+        "vllm, drafts": Way(k=5, at="vllm", texts=""),
+        "our loop, drafts": Way(k=5, target={"engine": "vllm"}, texts=""),
+        "our engine, drafts": Way(k=5, texts=""),
     },
     batches=(1, 8),
     measures=("tokens_per_s",),
-    goals=(Goal(way="our loop", to="vllm", at_least=0.95),),
+    goals=(
+        Goal(way="our loop", to="vllm", at_least=0.95),
+        Goal(way="our loop, drafts", to="vllm, drafts", at_least=0.95),
+    ),
     repeats=5,
 )

@@ -221,9 +221,7 @@ class BareStage(_Reference):
 class VllmStage(_Reference):
     """Implements `Stage` with `generate` of vLLM, with its scheduler and sampler.
 
-    It has a process to itself, and works in it without a second one, which is its faster way.
-    It compiles the layers, as it does by default. Times are taken there. Nothing drafts, and first
-    tokens are not told.
+    A way's k is that of its own speculation with the draft model; first tokens are not told.
 
     Raises:
         TimeoutError: vLLM is not ready in time.
@@ -232,28 +230,36 @@ class VllmStage(_Reference):
 
     def __init__(self, models: Models) -> None:
         super().__init__(models)
-        words = {
-            "model": str(models.target.resolve()),
-            "dtype": models.engine.get("dtype", "bfloat16"),
-            "max_model_len": models.engine["max_model_len"],
-        }
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve_vllm, args=(theirs, words), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._receive(_LOAD_S)
+        self._models = models
+        self._engines: dict[int, _VllmProcess] = {}
+        self._engine(0)
 
     def close(self) -> None:
-        """End its process."""
-        self._process.kill()
-        self._process.join(_LOAD_S)
+        """End its processes."""
+        for engine in self._engines.values():
+            engine.close()
+
+    def _engine(self, k: int) -> _VllmProcess:
+        if k not in self._engines:
+            words: dict[str, Any] = {
+                "model": str(self._models.target.resolve()),
+                "dtype": self._models.engine.get("dtype", "bfloat16"),
+                "max_model_len": self._models.engine["max_model_len"],
+            }
+            if k > 0:
+                draft = str(self._models.drafts[POOL].resolve())
+                words["speculative_config"] = {
+                    "method": "draft_model",
+                    "model": draft,
+                    "num_speculative_tokens": k,
+                }
+            self._engines[k] = _VllmProcess(words)
+        return self._engines[k]
 
     def _answers(self, asks: Sequence[Ask], way: Way) -> list[Answer]:
-        if way.k != 0:
-            raise ValueError("k: vLLM's engine is asked without drafts")
-        self._pipe.send([([*ask.prompt_ids], ask.max_tokens) for ask in asks])
-        texts, began_s, ended_s = self._receive(_ANSWER_S)
+        if way.k is None:
+            raise ValueError("k: vLLM drafts as many tokens as it is told")
+        texts, began_s, ended_s = self._engine(way.k).answer(asks)
         return [
             Answer(
                 content=tuple(text),
@@ -265,6 +271,32 @@ class VllmStage(_Reference):
             )
             for text in texts
         ]
+
+
+class _VllmProcess:
+    """vLLM's engine in a process to itself, without a second one, which is its faster way.
+
+    It compiles the layers, as it does by default. Times are taken there.
+    """
+
+    def __init__(self, words: dict[str, Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve_vllm, args=(theirs, words), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._receive(_LOAD_S)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.join(_LOAD_S)
+
+    def answer(self, asks: Sequence[Ask]) -> tuple[list[list[int]], float, float]:
+        """Return the texts, and when they began and ended."""
+        self._pipe.send([([*ask.prompt_ids], ask.max_tokens) for ask in asks])
+        found: tuple[list[list[int]], float, float] = self._receive(_ANSWER_S)
+        return found
 
     def _receive(self, limit_s: float) -> Any:
         if not self._pipe.poll(limit_s):
