@@ -53,8 +53,8 @@ MAX_LINES = {
     "models": 40_140,
     "router": 9_170,
     "deployments": 24_960,
-    "loadtest": 30_160,
-    "tests": 74_760,
+    "loadtest": 30_200,
+    "tests": 74_800,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

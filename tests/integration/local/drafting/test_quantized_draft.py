@@ -1,4 +1,4 @@
-"""A draft with 8-bit weights: the target's text to the token, and nearly the same acceptance."""
+"""Models with weights of 8 and 4 bits: texts to the token, and nearly the same acceptance."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ async def test_the_text_is_the_targets_own():
         for temperature in (0.0, 1.0):
             alone = await texts(service, temperature, enabled=False)
             assert await texts(service, temperature, enabled=True) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["q8", "q4"])
+def test_a_rounded_target_has_one_text_a_seed(quantization: str) -> None:
+    """With drafts and without, alone and in a crowd: its rows are its own, whatever is beside."""
+    asks = [
+        Ask(prompt_ids=tuple(prompt), max_tokens=NUM_TOKENS, temperature=temperature, seed=index)
+        for index, prompt in enumerate(demo_prompts(NUM_PROMPTS))
+        for temperature in (0.0, 1.0)
+    ]
+    engine = {"dtype": "bfloat16", "max_model_len": 512, "num_threads": 1}
+    target = {"quantization": quantization}
+    with EngineStage(replace(find_models("demo"), engine=engine)) as stage:
+        found = [
+            [answer.content for answer in stage.run(asks, Way(k=k, target=target), batch).answers]
+            for k, batch in ((0, 1), (K, 1), (0, 8), (K, 8))
+        ]
+    assert found[1:] == found[:1] * 3
+    assert len(set(found[0])) > NUM_PROMPTS
 
 
 @pytest.mark.slow
