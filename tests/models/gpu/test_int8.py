@@ -35,7 +35,8 @@ def test_it_is_for_any_number_of_ranks_and_goes_with_batch_invariant() -> None:
         own = products.own_products(on_gpu(**changes))
         assert own is not None
         assert own.make_linear is own.make_head is products.int8_linear
-    assert products.own_products(on_gpu(device="cpu")) is None, "a CPU has layers of its own"
+    on_cpu = on_gpu(device="cpu", quantization="q8")
+    assert products.own_products(on_cpu) is None, "a CPU has layers of its own"
 
 
 def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
