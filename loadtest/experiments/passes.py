@@ -1,9 +1,15 @@
-"""Experiments on passes: their time by rows, next to their products, and models in 8 bits."""
+"""Experiments on passes: their time by rows, next to their products, and at 8 and 4 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from deployments.local.pair import local_config
 from loadtest.frame.claims import Goal
@@ -15,39 +21,31 @@ from loadtest.frame.passes import (
     timed_pass,
     timed_products,
 )
+from loadtest.frame.prompts import read_kinds
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import demo
 from models.engine.runner import ModelRunner
+from models.kv.rows import SequenceRows
+from models.text.tokenizer import Tokenizer
 from router.drafters.draft_model import POOL
 
 _CONTEXTS = (300, 900)  # tokens before the rows
-_STEP_CONTEXT = 100
+_WINDOW = 256  # tokens
 _ROOM = {"max_model_len": 1024, "kv_cache_tokens": 64 * 320 + 1024}  # 64 sessions of the shorter
 _SECTION = {"target": "target", "draft": POOL}
 
 
-def by_rows(part: str, context: int) -> Lines:
+def by_rows(part: str, context: int, way: Way = Way()) -> Lines:  # noqa: B008  (it is frozen)
     """Return passes of every shape that a model has room for, after `context` tokens."""
 
     @contextmanager
     def lines(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]:
-        runner = _runner(terms, part, Way())
+        runner = _runner(terms, part, way)
         shapes = decode_shapes(runner, context)
         with _tables(runner, shapes) as timed:
             yield {
                 shape.name: _both(timed(shape), timed_products(runner, shape)) for shape in shapes
             }
-
-    return lines
-
-
-def by_way(part: str, shape: PassShape) -> Lines:
-    """Return passes of one shape with the model of each way."""
-
-    @contextmanager
-    def lines(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]:
-        runners = {name: _runner(terms, part, way) for name, way in ways.items()}
-        yield {name: _weighed(runner, shape) for name, runner in runners.items()}
 
     return lines
 
@@ -64,12 +62,47 @@ def _both(whole: Callable[[], float], products: Callable[[], float]) -> Turn:
     return turn
 
 
-def _weighed(runner: ModelRunner, shape: PassShape) -> Turn:
-    def turn() -> Mapping[str, float]:
-        with _tables(runner, [shape]) as timed:
-            return {"pass_ms": timed(shape)(), "weights_mb": runner.weight_bytes / 1e6}
+def quality(by_name: Mapping[str, Way]) -> Lines:
+    """Return how well the target of each way predicts the prompts of all kinds, as a text.
 
-    return turn
+    The share of tokens at which it and the first way's target say the same is `agreement`.
+    """
+
+    @contextmanager
+    def lines(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]:
+        tokenizer = Tokenizer.load(terms.models.target)
+        text = "\n\n".join(prompt for prompts in read_kinds().values() for prompt in prompts)
+        ids = tokenizer.encode(text)
+        found: dict[str, dict[str, float]] = {}
+        first: list[int] = []
+        for name, way in by_name.items():
+            runner = _runner(terms, "target", way)
+            loss, said = _predictions(runner, ids)
+            first = first or said
+            same = sum(one == other for one, other in zip(first, said, strict=True))
+            found[name] = {
+                "perplexity": math.exp(loss),
+                "agreement": same / len(said),
+                "weights_mb": runner.weight_bytes / 1e6,
+            }
+        yield {name: partial(dict, values) for name, values in found.items()}
+
+    return lines
+
+
+def _predictions(runner: ModelRunner, ids: Sequence[int]) -> tuple[float, list[int]]:
+    """Return the mean loss of a token, and the likeliest token at each place."""
+    losses: list[Tensor] = []
+    said: list[int] = []
+    for start in range(0, len(ids) - _WINDOW, _WINDOW):
+        part = list(ids[start : start + _WINDOW])
+        table = runner.pool.new_table()
+        table.resize(len(part))
+        logits = runner.forward([SequenceRows(table, 0, part, len(part))])[:-1].float()
+        losses.append(cross_entropy(logits, torch.tensor(part[1:]), reduction="none"))
+        said += logits.argmax(-1).tolist()
+        table.free()
+    return float(torch.cat(losses).mean()), said
 
 
 @contextmanager
@@ -115,41 +148,31 @@ PASSES = Experiment(
     repeats=9,
 )
 
-_ROUNDED = {name: {"quantization": name} for name in ("q8", "q4")}
-_DRAFTS = {
-    "plain": Way(k=3),
-    **{name: Way(k=3, draft=keys) for name, keys in _ROUNDED.items()},
+_ROUNDED = {
+    "plain": Way(k=0),
+    **{
+        name: Way(k=0, target={"quantization": name}, texts=name, like="plain")
+        for name in ("q8", "q4")
+    },
 }
 
 QUANTIZED = Experiment(
     question="what do weights of 8 and of 4 bits cost and bring next to the same as they are",
-    workloads={
-        f"{kind}, temperature {temperature:g}": demo(kind, temperature=temperature)
-        for kind in ("story", "code")
-        for temperature in (0.0, 1.0)
-    },
-    ways={
-        **_DRAFTS,
-        **{
-            f"{name} target": Way(k=3, target=keys, texts=f"{name} target")
-            for name, keys in _ROUNDED.items()
-        },
-    },
+    workloads={"story": demo("story")},
+    ways=_ROUNDED,
     batches=(1, 8),
-    measures=("tokens_per_s", "acceptance", "tokens_per_round", "draft_ms", "verify_ms"),
-    count=8,
+    measures=("tokens_per_s", "verify_ms"),
+    goals=tuple(Goal(way=name, to="plain", at_least=1.0) for name in ("q8", "q4")),
+    count=4,
 )
 
 QUANTIZED_PASSES = Experiment(
-    question="how long does a draft's pass take at 8 and at 4 bits, and what do weights weigh",
+    question="how long does a pass take at 8 and at 4 bits, and how well does the model predict",
     lines={
-        **{
-            f"{num} sessions": by_way("draft", PassShape(num, 1, _STEP_CONTEXT))
-            for num in (1, 2, 4, 8)
-        },
-        **{f"a prompt of {rows}": by_way("draft", PassShape(1, rows, 0)) for rows in (32, 256)},
+        "quality": quality(_ROUNDED),
+        **{name: by_rows("target", _CONTEXTS[0], way) for name, way in _ROUNDED.items()},
     },
-    ways=_DRAFTS,
+    goals=(Goal(way="1x6", to="1x1", measure="pass_ms", at_most=1.25),),
     engine=_ROOM,
-    repeats=199,
+    repeats=9,
 )
