@@ -14,7 +14,7 @@ def test_a_rounded_target_says_nearly_the_same() -> None:
     engine = {"max_model_len": 256, "kv_cache_tokens": 512, "num_threads": 1}
     models = replace(find_models("demo"), engine=engine)
     ways = {"plain": Way(), "q8": Way(target={"quantization": "q8"})}
-    with quality(ways)(Terms(count=1, tokens=1, models=models), {}) as lines:
+    with quality(ways)(Terms(count=1, tokens=1, turn=0, models=models), {}) as lines:
         plain, rounded = (turn() for turn in lines.values())
     assert plain["agreement"] == 1.0
     assert 0.9 < rounded["agreement"] < 1.0
