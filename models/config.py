@@ -30,8 +30,8 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 EngineName = Literal["own", "vllm"]
 AttentionName = Literal["auto", "varlen", "reference"]
 QuantizationName = Literal["int8", "fp8", "q8", "q4"]
-CPU_QUANTIZATIONS = ("q8", "q4")
-# Of a weight with its share of scales.
+GROUPED: dict[str, Literal[4, 8]] = {"q8": 8, "q4": 4}  # bits of codes in groups, on a CPU
+# Of a weight with its share of scales and minima.
 BITS_A_WEIGHT = {"int8": 8.0, "fp8": 8.0, "q8": 8.5, "q4": 5.0}
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
@@ -221,12 +221,12 @@ class EngineConfig(Section):
         if name is None:
             return self
         is_on_gpu = self.device.split(":")[0] == "cuda"
-        if name in CPU_QUANTIZATIONS:
+        if name in GROUPED:
             return self._check_groups(name)
         if not is_on_gpu:
-            others = "; on a CPU q8 keeps weights at 8 bits" if name == "int8" else ""
             raise ValueError(
-                f"quantization {name} runs on cuda only, got device {self.device!r}{others}"
+                f"quantization {name} runs on cuda only, got device {self.device!r}; on a CPU q8 "
+                "keeps weights at 8 bits"
             )
         if name == "fp8" and self.batch_invariant:
             raise ValueError("batch_invariant is not for quantization fp8: give one of them")

@@ -10,7 +10,7 @@ from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import ModelConfig, section_of_draft
-from models.config import BITS_A_WEIGHT
+from models.config import BITS_A_WEIGHT, GROUPED
 from models.heads.config import CHECKPOINT
 from router.drafters.choice import line_up
 from router.drafters.heads import names_heads
@@ -212,9 +212,9 @@ def _where(labels: Mapping[str, str]) -> str:
 def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | None) -> list[str]:
     """Say how much one model takes: parameters, weights per rank, and KV cache."""
     quantization = model.quantization if sizes is None else sizes.quantization
-    rounded = ""
-    if quantization:
-        rounded = f", {quantization} ({BITS_A_WEIGHT[quantization]:g} bits a weight)"
+    rounded = f", {quantization}" if quantization else ""
+    if quantization in GROUPED:  # the name leaves the scales out
+        rounded += f" ({BITS_A_WEIGHT[quantization]:g} bits a weight)"
     ranks = f"{model.tensor_parallel_size} rank"
     ranks += "s" if model.tensor_parallel_size > 1 else ""
     head = f"{model.model_path}: {ranks} on {model.device}, {model.dtype}{rounded}"

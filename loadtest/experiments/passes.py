@@ -35,7 +35,7 @@ _ROOM = {"max_model_len": 1024, "kv_cache_tokens": 64 * 320 + 1024}  # 64 sessio
 _SECTION = {"target": "target", "draft": POOL}
 
 
-def by_rows(part: str, context: int, way: Way = Way()) -> Lines:  # noqa: B008  (it is frozen)
+def by_rows(part: str, context: int, way: Way) -> Lines:
     """Return passes of every shape that a model has room for, after `context` tokens."""
 
     @contextmanager
@@ -125,7 +125,7 @@ def _runner(terms: Terms, part: str, way: Way) -> ModelRunner:
 PASSES = Experiment(
     question="how long does a pass take by its rows, next to its matrix products alone",
     lines={
-        f"{part} after {context} tokens": by_rows(part, context)
+        f"{part} after {context} tokens": by_rows(part, context, Way())
         for part in ("target", "draft")
         for context in _CONTEXTS
     },

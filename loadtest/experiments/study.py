@@ -136,8 +136,9 @@ PARTS = Experiment(
     of_prompts=alike,
     ways={
         "all on": _ALL_ON,
+        # There is no q8 without them.
         "without kernels": replace(
-            _ALL_ON, target=_CACHES | _SLOW, draft=_CACHES | _Q8 | _SLOW, texts=""
+            _ALL_ON, target=_CACHES | _SLOW, draft=_CACHES | _SLOW, texts=""
         ),
         "without prefix cache": replace(_ALL_ON, target={}, draft=_Q8),
         "without q8": replace(_ALL_ON, draft=_CACHES),

@@ -23,7 +23,7 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.checkpoint.stored_weights import num_stored_bytes, num_stored_parameters
-from models.config import EngineConfig, QuantizationName
+from models.config import GROUPED, EngineConfig, QuantizationName
 from models.files import naming
 from models.heads.config import CHECKPOINT, heads_kind, num_key_layers
 from models.heads.draft_ids import Words
@@ -32,7 +32,7 @@ from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
-from models.layers.groups import GROUPED, Bits, grouped_bytes
+from models.layers.groups import Bits, grouped_bytes
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 from models.layers.shapes import shapes_of
 from models.parallel.layers import refuse_undivided

@@ -20,12 +20,12 @@ from models.attention.backend import (
     ModelForward,
     TransformersForward,
 )
-from models.config import EngineConfig
+from models.config import GROUPED, EngineConfig
 from models.heads.mtp import MtpParts
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
 from models.layers.family import can_take_apart
-from models.layers.groups import GROUPED, Bits, Quantizer
+from models.layers.groups import Bits, Quantizer
 from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
 from models.parallel.layers import num_local_bytes
 

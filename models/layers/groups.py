@@ -22,7 +22,6 @@ from models.layers.linear import MakeLinear
 
 GROUP = 32
 Bits = Literal[4, 8]
-GROUPED: dict[str, Bits] = {"q8": 8, "q4": 4}  # by name of a quantisation
 OFFSET = 128  # of 8-bit codes
 _LEVELS = {8: 127, 4: 15}
 _SYMMETRIC = 8  # code of zero where the largest 4-bit weight of a group sets the scale

@@ -48,6 +48,7 @@ from models.protocol.messages import (
     Verify,
 )
 from models.protocol.token_sequence import TokenSequence
+from tests.cases.models.greedy import greedy_text
 from tests.harness.runs import engines
 
 VOCAB_SIZE = 256
@@ -113,15 +114,7 @@ def _load_runner(config: EngineConfig) -> ModelRunner:
 def reference_greedy(prompt: Sequence[int], num_tokens: int) -> list[int]:
     """`transformers.generate` on the target's checkpoint in float32; it ends behind an eos."""
     model: Any = LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
-    ids = torch.tensor([list(prompt)])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
+    return greedy_text(model, prompt, num_tokens)
 
 
 def random_prompt(seed: int, length: int) -> list[int]:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
+from tests.cases.models.greedy import greedy_text
 
 VOCAB_SIZE = 2048
 MAX_MODEL_LEN = 1024
@@ -82,13 +83,4 @@ def reference_gap(prefix: list[int], likelier: int, other: int) -> float:
 
 def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:
     """`generate` of transformers on the same device and in the same dtype."""
-    model = reference_model()
-    ids = torch.tensor([prompt], device="cuda")
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
+    return greedy_text(reference_model(), prompt, num_tokens)

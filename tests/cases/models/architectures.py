@@ -40,6 +40,7 @@ from models.grammar.masks import NoMaskSource
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import DraftProbs, Proposal, Sampling, Verdict
 from tests.cases.messages import EPOCH, opening, proposing, verifying
+from tests.cases.models.greedy import greedy_text
 from tests.harness.distribution_engines import answers
 
 VOCAB_SIZE = 256
@@ -202,22 +203,11 @@ def prompts() -> list[list[int]]:
 
 @cache
 def reference_texts(path: Path) -> list[list[int]]:
-    """What `transformers.generate` adds to each of `prompts`, greedily, one after the other."""
+    """Return the ids that transformers adds to each of `prompts`, one after the other."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
-    texts = []
-    for prompt in prompts():
-        ids = torch.tensor([prompt])
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        texts.append(output[0, len(prompt) :].tolist())
-    return texts
+    return [greedy_text(model, prompt, NUM_TOKENS) for prompt in prompts()]
 
 
 @dataclass

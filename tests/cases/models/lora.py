@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from models.checkpoint.adapters import CONFIG_NAME, WEIGHTS_NAME
+from tests.cases.models import greedy
 
 _SIZE = 0.2  # of a factor's numbers: the text is another from the first tokens on
 
@@ -49,16 +50,8 @@ def write_merged(folder: Path, model_path: Path, adapter: Path) -> Path:
 
 
 def greedy_text(model_path: Path, prompt: list[int], num_tokens: int) -> list[int]:
-    """What `transformers.generate` adds to a prompt in float32."""
-    ids = torch.tensor([prompt])
-    output = _model(model_path).generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
+    """Return the ids that the model in a folder adds to a prompt in float32."""
+    return greedy.greedy_text(_model(model_path), prompt, num_tokens)
 
 
 def _model(path: Path) -> Any:

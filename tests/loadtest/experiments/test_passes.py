@@ -1,4 +1,4 @@
-"""How well a target predicts, at all its bits and at fewer."""
+"""Weights of fewer bits change little in what a target predicts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from models.checkpoint.loader import load_checkpoint
 from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_weights import INDEX_NAME, missing_shards, num_stored_parameters
-from models.config import CPU_QUANTIZATIONS, EngineConfig, QuantizationName
+from models.config import GROUPED, EngineConfig, QuantizationName
 from models.engine.backends import lay_out
 from models.parallel.ranks import TensorParallel
 from tests.cases.models.architectures import CONFIGS, checkpoint
@@ -41,7 +41,7 @@ def test_sizes_are_those_of_the_loaded_model(name: str) -> None:
     assert computed_sizes(config) == loaded_sizes(config)
 
 
-@pytest.mark.parametrize("quantization", CPU_QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", GROUPED)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2"])
 def test_rounded_sizes_too(name: str, quantization: QuantizationName) -> None:
     path = str(checkpoint(name))

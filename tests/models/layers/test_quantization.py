@@ -11,11 +11,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from models.checkpoint.loader import load_checkpoint, refuse_unsupported
-from models.config import EngineConfig
+from models.config import GROUPED, EngineConfig
 from models.cpu.backend import FusedForward
 from models.cpu.product import KernelLinear
 from models.engine.runner import ModelRunner, SequenceRows
-from models.layers.groups import GROUPED, Quantizer, group_weight
+from models.layers.groups import Quantizer, group_weight
 from models.layers.linear import RowwiseActivation, make_rowwise
 from models.layers.quantization import quantize_weight
 

@@ -124,7 +124,7 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_process_that_has_multiplied_nothing_runs_a_pass_in_bfloat16() -> None:
-    """On CPUs with matrix registers a process that has not asked for them dies of a signal."""
+    """A process that has not asked for the matrix registers dies of a signal on CPUs with them."""
     code = (
         "from models.config import EngineConfig\n"
         "from models.engine.runner import ModelRunner\n"

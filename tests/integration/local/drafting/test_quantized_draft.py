@@ -54,7 +54,7 @@ async def test_the_text_is_the_targets_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["q8", "q4"])
 def test_a_rounded_target_has_one_text_a_seed(quantization: str) -> None:
-    """With drafts and without, alone and in a crowd: its rows are its own, whatever is beside."""
+    """A row is its own, whatever is beside it: drafts and a crowd change nothing."""
     asks = [
         Ask(prompt_ids=tuple(prompt), max_tokens=NUM_TOKENS, temperature=temperature, seed=index)
         for index, prompt in enumerate(demo_prompts(NUM_PROMPTS))
