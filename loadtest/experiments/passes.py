@@ -169,8 +169,8 @@ QUANTIZED = Experiment(
 QUANTIZED_PASSES = Experiment(
     question="how long does a pass take at 8 and at 4 bits, and how well does the model predict",
     lines={
-        "quality": quality(_ROUNDED),
         **{name: by_rows("target", _CONTEXTS[0], way) for name, way in _ROUNDED.items()},
+        "quality": quality(_ROUNDED),
     },
     goals=(Goal(way="1x6", to="1x1", measure="pass_ms", at_most=1.25),),
     engine=_ROOM,

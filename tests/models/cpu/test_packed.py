@@ -34,6 +34,8 @@ def outputs() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # it compiles all kernels anew
 @pytest.mark.parametrize(
     ("name", "features", "path"),
     [
@@ -60,7 +62,7 @@ def test_every_cpu_has_the_same_bits(
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         check=False,
     )
     if done.returncode == -4:  # SIGILL
