@@ -292,6 +292,21 @@ class EngineConfig(Section):
         return _CPU_BLOCK if self.device.split(":")[0] == "cpu" else max(GPU_BLOCKS)
 
     @property
+    def takes_groups(self) -> bool:
+        """Whether weights that a file has in groups of few bits can stay so.
+
+        That is on CPUs, by our own engine's compiled kernels, for one rank.
+        """
+        return (
+            self.engine == "own"
+            and self.device.split(":")[0] == "cpu"
+            and self.attention == "auto"
+            and self.dtype != "float16"
+            and self.quantization is None
+            and self.tensor_parallel_size == 1
+        )
+
+    @property
     def num_blocks(self) -> int:
         """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv.budget`."""
         return (self.kv_cache_tokens or 0) // self.block_tokens

@@ -24,7 +24,7 @@ from deployments.config.cluster import Cluster, connected_cluster, deployed_over
 from deployments.config.explain import admission_notes, bandwidth_notes, drafting_notes, loss_notes
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
-from deployments.config.model_files import file_faults, resolve_model, resolved, to_come
+from deployments.config.model_files import file_faults, folder_of, resolved, to_come
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import Models
@@ -215,8 +215,7 @@ def _why_unknown(config: AppConfig) -> dict[str, str]:
     reasons = {}
     for section, model in config.models.items():
         try:
-            key = f"{section}.model_path"
-            resolve_model(model.model_path, model.dtype, key, model.revision)
+            folder_of(model, section)
         except ValueError as error:
             reasons[section] = str(error)
         else:

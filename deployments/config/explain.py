@@ -223,7 +223,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
     lines = [
         f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
         f"{gigabytes(sizes.weight_bytes)} of weights per rank",
-        *([f"dequantised {sizes.source}"] if sizes.source else []),
+        *([sizes.source] if sizes.source else []),
         *([f"{_heads_named(model.heads)} in its process"] if model.heads else []),
         *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
         *(["a spare is loaded beside it"] if model.spare else []),

@@ -14,10 +14,15 @@ from pathlib import Path
 
 from deployments.config.cluster import Cluster
 from deployments.config.fault import Fault
-from deployments.config.model_files import resolve_model, to_come
+from deployments.config.model_files import folder_of, to_come
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources, deployment_of
 from deployments.config.sections.models import ModelConfig, Models
-from models.checkpoint.stored_weights import num_stored_parameters, stores_float8
+from models.checkpoint.packed_shapes import as_packed, kept_bytes, packed_layers
+from models.checkpoint.stored_weights import (
+    num_stored_parameters,
+    stored_shapes,
+    stores_float8,
+)
 from models.config import BITS_A_WEIGHT
 
 _COUNTED = ("CPU", "GPU")
@@ -171,9 +176,14 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
         ValueError: a file cannot be read.
     """
     key = f"{section}.model_path"
-    folder = resolve_model(model.model_path, model.dtype, key, model.revision)
+    folder = folder_of(model, section)
     if to_come(folder, key) is not None:  # their headers are not here to be read
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
+    found = as_packed(model.model_copy(update={"model_path": str(folder)}))
+    shapes = stored_shapes(Path(found.model_path))
+    if packed_layers(shapes):
+        weights = kept_bytes(shapes, _BITS[model.dtype] // 8)
+        return RankBytes(weights=weights, kv=model.kv_cache_memory or 0)
     is_rounded = model.quantization or (model.device.startswith("cuda") and stores_float8(folder))
     bits = BITS_A_WEIGHT[model.quantization or "fp8"] if is_rounded else _BITS[model.dtype]
     num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size

@@ -26,7 +26,7 @@ from models.checkpoint.small_files import (
 from models.checkpoint.stored_weights import check_weights
 from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
 from models.fetch.known import KnownModel, known_model
-from models.gguf.folder import converted_folder, gguf_file
+from models.gguf.folder import PACKED, converted_folder, gguf_file, stays_packed
 from models.heads.config import CHECKPOINT, target_heads
 from models.text.tokenizer import Tokenizer
 from models.text.vocabulary import num_shared_ids, read_vocabulary
@@ -54,17 +54,20 @@ def resolve_folder(path: str, key: str) -> Path:
     return _existing(path, key, takes_files=False)
 
 
-def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) -> Path:
+def resolve_model(
+    path: str, dtype: str, key: str, revision: str | None = None, *, takes_groups: bool = False
+) -> Path:
     """Return the checkpoint folder that `path` names.
 
     It is found like in `resolve_folder`. A GGUF file, or a folder with one and no other weights, is
-    converted. The folder returned then has its weights in `dtype`.
+    converted. The folder returned then has its weights in `dtype`, or as the file packs them.
 
     Args:
         path: as a config has it.
         dtype: of the weights of a GGUF file, once it is converted.
         key: the config key that named the path.
         revision: of a model of the hub.
+        takes_groups: weights of few bits that a GGUF file has stay as they are.
 
     Raises:
         Fault: no such folder or file, or one that cannot be loaded; names the config key.
@@ -74,8 +77,10 @@ def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) 
         section = key.rpartition(".")[0]
         raise Fault(f"{section}.revision", f"is for models of the hub, {path} is a folder here")
     try:
-        packed = gguf_file(found)
-        return found if packed is None else converted_folder(packed, dtype)
+        file = gguf_file(found)
+        if file is None:
+            return found
+        return converted_folder(file, PACKED if takes_groups and stays_packed(file) else dtype)
     except (ValueError, OSError) as error:
         raise Fault(key, str(error)) from None
 
@@ -91,7 +96,7 @@ def resolved(config: Tree) -> Tree:
     models = {
         section: model.model_copy(
             update={
-                "model_path": str(_folder_of(model, section)),
+                "model_path": str(folder_of(model, section)),
                 "heads": _heads_of(model, section),
                 "lora_modules": _adapters_of(model, section),
             }
@@ -121,16 +126,26 @@ def fitted(config: Tree) -> Tree:
     models = {}
     for section, model in config.models.items():
         if "max_model_len" not in model.model_fields_set:
-            longest = longest_text(_folder_of(model, section))
+            longest = longest_text(folder_of(model, section))
             if longest is not None:
                 window = min(longest, model.max_model_len)
                 models[section] = model.model_copy(update={"max_model_len": window})
     return config.with_models(models)
 
 
-def _folder_of(model: ModelConfig, section: str) -> Path:
-    key = f"{section}.model_path"
-    return resolve_model(model.model_path, model.dtype, key, model.revision)
+def folder_of(model: ModelConfig, section: str) -> Path:
+    """Return the folder of a model of the config, by its section.
+
+    Raises:
+        Fault: as `resolve_model`.
+    """
+    return resolve_model(
+        model.model_path,
+        model.dtype,
+        f"{section}.model_path",
+        model.revision,
+        takes_groups=model.takes_groups,
+    )
 
 
 def _heads_of(model: ModelConfig, section: str) -> str | None:
@@ -271,7 +286,7 @@ def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
 
 
 def _check_folder(model: ModelConfig, section: str, is_here: bool) -> None:
-    folder = _folder_of(model, section)
+    folder = folder_of(model, section)
     where = {"model_path": str(folder), "lora_modules": _adapters_of(model, section)}
     found = model.model_copy(update=where)
     _check_model(found, section, is_here)

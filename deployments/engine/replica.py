@@ -228,7 +228,7 @@ class EngineReplica:
             config.model_path,
             config.dtype,
             config.device,
-            f" dequantised {source}" if (source := source_of(Path(config.model_path))) else "",
+            f", {source}" if (source := source_of(Path(config.model_path))) else "",
         )
         self._loading = model  # `__del__` ends it
         try:

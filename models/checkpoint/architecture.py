@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from models.checkpoint.float8 import as_stored
+from models.checkpoint.packed import is_packed, refuse_packed
 from models.config import EngineConfig
 from models.parallel.plan import refuse_unshardable
 
@@ -58,6 +59,8 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
     if reason:
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
     text = hf_config.get_text_config()
+    if is_packed(hf_config):
+        refuse_packed(config)
     if is_own:
         refuse_unshardable(hf_config, config.tensor_parallel_size)
         as_stored(config, hf_config)

@@ -30,6 +30,8 @@ from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, give_scales, is_float8, kept_as_stored, unscaled
+from models.checkpoint.packed import is_packed, load_packed
+from models.checkpoint.packed_shapes import as_packed
 from models.checkpoint.stored_shapes import check_stored_shapes, quiet, refuse_unfitting
 from models.checkpoint.stored_weights import check_weights, weight_files
 from models.checkpoint.token_ids import read_token_ids
@@ -111,6 +113,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         raise ValueError(
             f"tensor_parallel_size is {config.tensor_parallel_size}, got {world_size} ranks"
         )
+    config = as_packed(config)
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
     if Path(config.model_path).is_dir():
@@ -123,7 +126,8 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     if keeps_scales and Path(config.model_path).is_dir():
         as_types = kept_as_stored(Path(config.model_path), world_size)
     with quiet(), pieces_of_memory(), as_types:
-        model = _load_weights(unscaled(hf_config), config)
+        load = load_packed if is_packed(hf_config) else _load_weights
+        model = load(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
     if has_scales:

@@ -22,7 +22,13 @@ from transformers.pytorch_utils import Conv1D
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
-from models.checkpoint.stored_weights import num_stored_bytes, num_stored_parameters
+from models.checkpoint.packed import is_packed
+from models.checkpoint.packed_shapes import as_packed, kept_bytes
+from models.checkpoint.stored_weights import (
+    num_stored_bytes,
+    num_stored_parameters,
+    stored_shapes,
+)
 from models.config import GROUPED, EngineConfig, QuantizationName
 from models.files import naming
 from models.heads.config import CHECKPOINT, heads_kind, num_key_layers
@@ -58,6 +64,7 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     Raises:
         ValueError: there is no checkpoint, or it cannot be served like this; with the reason.
     """
+    config = as_packed(config)
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
     if config.engine == "vllm":
@@ -67,7 +74,10 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
         model = shapes_of(unscaled(hf_config), getattr(torch, config.dtype))
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
-    weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))
+    if is_packed(hf_config):
+        weight_bytes = kept_bytes(stored_shapes(Path(config.model_path)), itemsize)
+    else:
+        weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))
     return MemoryEstimate(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         weight_bytes=weight_bytes + _heads_bytes(model, config),

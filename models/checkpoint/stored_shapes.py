@@ -17,6 +17,7 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from models.checkpoint.float8 import unscaled
+from models.checkpoint.packed_shapes import as_packed, whole_shapes
 from models.checkpoint.stored_weights import stored_tensors, weight_files
 from models.config import EngineConfig
 from models.files import naming
@@ -48,7 +49,7 @@ def check_stored_shapes(config: EngineConfig) -> None:
         ValueError: its config makes no model, or the files lack a weight of it or have one of
             another shape; names file and weight.
     """
-    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    folder, dtype = Path(as_packed(config).model_path), getattr(torch, config.dtype)
     file = folder / "config.json"
     with naming(file):
         hf_config = unscaled(AutoConfig.from_pretrained(folder, trust_remote_code=False))
@@ -57,10 +58,15 @@ def check_stored_shapes(config: EngineConfig) -> None:
     if generation.is_file():
         with quiet(), naming(generation):
             GenerationConfig.from_pretrained(folder)
-    stored = {
-        name: torch.empty(shape, dtype=_DTYPES.get(stored_as, torch.uint8), device="meta")
+    found = {
+        name: (shape, _DTYPES.get(stored_as, torch.uint8))
         for path in weight_files(folder)
         for name, shape, stored_as in stored_tensors(path)
+    }
+    whole = whole_shapes({name: shape for name, (shape, _) in found.items()})
+    stored = {
+        name: torch.empty(shape, dtype=found.get(name, (shape, dtype))[1], device="meta")
+        for name, shape in whole.items()
     }
     with quiet(), naming(file):
         loaded: Any = kind.from_pretrained(

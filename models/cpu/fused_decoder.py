@@ -21,10 +21,12 @@ from transformers import PreTrainedModel
 from models.attention.features import layer_windows
 from models.cpu.batch import CpuPass, LaneStorage
 from models.cpu.decoder_layer import HIDDEN, Layer, norm_of, take_apart
+from models.cpu.embedding import Embedding, PackedEmbedding, WholeEmbedding
 from models.cpu.layer_program import LayerProgram
 from models.cpu.product import KernelLinear
 from models.cpu.shared_weights import kept
 from models.layers.family import like_of, rotary_tables
+from models.layers.grouped import GroupedEmbedding, weight_of
 from models.layers.linear import MakeLinear
 
 
@@ -38,7 +40,8 @@ class FusedDecoder:
         make_linear: makes `KernelLinear` layers.
 
     Attributes:
-        embedding: [ids, F] of input ids.
+        embedding: of input ids.
+        head: the product that gives logits.
         tables: of rotary positions.
         num_threads: of a pass.
     """
@@ -51,27 +54,27 @@ class FusedDecoder:
         make_linear: MakeLinear = KernelLinear,
     ) -> None:
         inner: Any = model.model
-        self.embedding: Tensor = kept(inner.embed_tokens.weight.detach())
         self.tables = rotary_tables(inner.rotary_emb, num_positions, like_of(model))
         self.num_threads = num_threads
         final_norm = norm_of(inner.norm)
-        head: Any = model.get_output_embeddings()
-        packed_head = make_linear(head.weight, head.bias)
+        output: Any = model.get_output_embeddings()
+        self.head: KernelLinear = make_linear(weight_of(output), output.bias)
+        self.embedding = _embedding(model, self.head, make_linear)
         model.set_output_embeddings(nn.Identity())
         layers = [
             take_apart(layer, window, make_linear)
             for layer, window in zip(inner.layers, layer_windows(model.config), strict=True)
         ]
         self._final_norm = final_norm
-        self._program = self._program_of(layers, packed_head)
+        self._program = self._program_of(layers)
 
-    def _program_of(self, layers: Sequence[Layer], head: KernelLinear) -> LayerProgram:
-        return LayerProgram(layers, self._final_norm, head, self.embedding, self.num_threads)
+    def _program_of(self, layers: Sequence[Layer]) -> LayerProgram:
+        return LayerProgram(layers, self._final_norm, self.head, self.embedding, self.num_threads)
 
     def first_layers(self, num_layers: int) -> FusedDecoder:
         """Return a decoder of so many of these layers, with the same end; weights are shared."""
         first = copy.copy(self)
-        first._program = self._program_of(self._program.layers[:num_layers], self._program.head)
+        first._program = self._program_of(self._program.layers[:num_layers])
         return first
 
     def keep_inputs(self, layers: Sequence[int]) -> None:
@@ -104,3 +107,14 @@ class FusedDecoder:
     def products(self) -> list[KernelLinear]:
         """All matrix products of a pass with weights, in order; the last gives the logits."""
         return self._program.products
+
+
+def _embedding(model: Any, head: KernelLinear, make_linear: MakeLinear) -> Embedding:
+    """Return the rows of input ids; those in groups leave the model, or lie in its output layer."""
+    own = model.get_input_embeddings()
+    if not isinstance(own, GroupedEmbedding):
+        return WholeEmbedding(kept(own.weight.detach()))
+    is_shared = own.stored is getattr(model.get_output_embeddings(), "stored", None)
+    packed = PackedEmbedding(head if is_shared else make_linear(own.weight, None))
+    model.set_input_embeddings(packed)
+    return packed

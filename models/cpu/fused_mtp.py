@@ -15,6 +15,7 @@ from models.cpu.ops import buffer
 from models.cpu.product import Epilogue, KernelLinear
 from models.heads.draft_ids import on_all_ids
 from models.heads.mtp import MtpParts
+from models.layers.groups import GroupedWeight
 from models.layers.linear import MakeLinear
 
 _STATES = buffer(6)
@@ -27,7 +28,7 @@ class FusedMtp:
 
     Args:
         parts: as they were read; the layer loses its linear layers.
-        output: [V, F] the target's output layer.
+        output: [V, F] the weight of the target's output layer.
         decoder: whose embedding and positions it shares.
         window: of the layer's attention.
         make_linear: makes `KernelLinear` layers.
@@ -38,18 +39,18 @@ class FusedMtp:
     def __init__(
         self,
         parts: MtpParts,
-        output: Tensor,
+        output: Tensor | GroupedWeight,
         decoder: FusedDecoder,
         window: int | None,
         make_linear: MakeLinear,
     ) -> None:
         self.num_tokens = parts.num_tokens
         self.num_bytes = parts.num_bytes
-        self._vocab_size, self._ids = len(output), parts.draft_ids
+        self._vocab_size, self._ids = output.shape[0], parts.draft_ids
         if output.dtype == torch.bfloat16:
             # Drafts need no exact numbers, and a step of few rows takes as long as its weights are.
             make_linear = partial(KernelLinear, bits=8)
-        head = make_linear(output if self._ids is None else output[self._ids], None)
+        head = self._head(output, decoder, make_linear)
         of_states, of_tokens = parts.projections
         self._of_states: KernelLinear = make_linear(of_states, None)
         self._of_tokens: KernelLinear = make_linear(of_tokens, None)
@@ -62,6 +63,18 @@ class FusedMtp:
         )
         self._tables = decoder.tables
         self._states = of_states
+
+    def _head(
+        self, output: Tensor | GroupedWeight, decoder: FusedDecoder, make_linear: MakeLinear
+    ) -> KernelLinear:
+        head: KernelLinear
+        if isinstance(output, Tensor):
+            head = make_linear(output if self._ids is None else output[self._ids], None)
+            return head
+        if self._ids is None:
+            return decoder.head
+        head = make_linear(output.rows(self._ids), None)
+        return head
 
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. Call it once, before the first pass."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.cpu.batch import CpuPass, LaneStorage
 from models.cpu.decoder_layer import HIDDEN, NORMED, Buffers, Layer, Norm, num_weights
+from models.cpu.embedding import Embedding
 from models.cpu.kernels import parameters
 from models.cpu.kernels.compiling import Call
 from models.cpu.ops import PassTable, buffer, pick
@@ -74,7 +75,7 @@ class LayerProgram:
         layers: in order, at least one.
         final_norm: of the rows whose logits are wanted.
         head: gives them.
-        embedding: [ids, F] rows that passes are begun with.
+        embedding: rows that passes are begun with.
         num_threads: of a pass.
     """
 
@@ -83,19 +84,19 @@ class LayerProgram:
         layers: Sequence[Layer],
         final_norm: Norm,
         head: KernelLinear,
-        embedding: Tensor,
+        embedding: Embedding,
         num_threads: int,
     ) -> None:
         self.layers, self.head = layers, head
+        self._embedding = embedding
         self._final_norm = final_norm
         self._num_threads = num_threads
         products = [product for layer in layers for product in layer.products]
         self._numbers_per_row = sum(map(num_weights, products))
-        self._row_bytes = embedding[0].nbytes
-        self._like = embedding
-        self._pass = Buffers(layers[0].widths(embedding.shape[1]), embedding)
-        self._pass.table.put(_PICKED_FROM, embedding)
-        self._end = Buffers([embedding.shape[1]] * 2, embedding)
+        like = embedding.like
+        self._row_bytes = like[0].nbytes
+        self._pass = Buffers(layers[0].widths(like.shape[1]), like)
+        self._end = Buffers([like.shape[1]] * 2, like)
         self._program: Program | None = None  # until the storage is known
         self._inputs: KeptInputs | None = None
 
@@ -105,8 +106,8 @@ class LayerProgram:
         return self._pass.table
 
     def embed(self, target: int) -> Call:
-        """Return a step that copies embedding rows to the buffer `target`, by the pass's ids."""
-        return pick(self._row_bytes, self.table, _PICKED_FROM, target)
+        """Return a step that has embedding rows in the buffer `target`, by the pass's ids."""
+        return self._embedding.step(self.table, target)
 
     def use(
         self, storage: LaneStorage, tables: tuple[Tensor, Tensor], begin: Sequence[Call]
@@ -163,7 +164,7 @@ class LayerProgram:
     def keep_inputs(self, layers: Sequence[int]) -> None:
         """Keep the rows that go into these layers, at most `MAX_INPUTS`; call it before `use`."""
         assert self._program is None, "its steps are fixed"
-        self._inputs = KeptInputs(layers, self._like)
+        self._inputs = KeptInputs(layers, self._embedding.like)
 
     @property
     def inputs(self) -> Tensor | None:

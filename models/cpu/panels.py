@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from models.cpu.kernels.packed import HALF
 from models.cpu.kernels.tile import PANEL
-from models.layers.groups import GROUP, GroupedWeight
+from models.layers.groups import GroupedWeight
+from models.packed_names import GROUP
 
 
 def in_panels(values: Tensor, *, is_gated: bool) -> Tensor:  # [outputs, n] -> [P, PANEL, n]

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.cpu.kernels import packed, parameters, product
+from models.cpu.kernels import packed, parameters, product, unpacking
 from models.cpu.kernels.compiling import Call
 from models.cpu.kernels.matrix import INPUTS_A_STEP, has_matrix_registers
 from models.cpu.ops import PassTable, buffer, new_step, room_for_packed
 from models.cpu.panels import in_panels, packed_panels, whole_panels
 from models.cpu.shared_weights import kept
-from models.layers.groups import GROUP, Bits, GroupedWeight, group_weight
+from models.layers.groups import Bits, GroupedWeight, group_weight
+from models.packed_names import GROUP
 
 # Numbers of a product from which on it is divided among threads.
 _PARALLEL_NUMBERS = 1 << 18
@@ -32,6 +33,12 @@ _KERNELS = {
     (torch.float32, 8): product.multiply_float32_packed8,
     (torch.bfloat16, 4): product.multiply_bfloat16_packed4,
     (torch.float32, 4): product.multiply_float32_packed4,
+}
+_UNPACKS = {
+    (torch.bfloat16, 8): unpacking.unpack_bfloat16_8,
+    (torch.bfloat16, 4): unpacking.unpack_bfloat16_4,
+    (torch.float32, 8): unpacking.unpack_float32_8,
+    (torch.float32, 4): unpacking.unpack_float32_4,
 }
 _PACKS = {torch.bfloat16: packed.pack_bfloat16, torch.float32: packed.pack_float32}
 
@@ -59,16 +66,17 @@ class KernelLinear(nn.Module):
     """`nn.Linear` for inference on a CPU with compiled kernels.
 
     Args:
-        weight: [outputs, inputs], float32 or bfloat16; not kept. Of a gated product the gates, then
-            as many outputs that they are for.
+        weight: [outputs, inputs], float32, bfloat16 or in groups; not kept. Of a gated product the
+            gates, then as many outputs that they are for.
         bias: [outputs] or None.
-        bits: of the codes that the weight is rounded to (`models/layers/groups.py`); None: none.
+        bits: of the codes that a weight which is in no groups is rounded to
+            (`models/layers/groups.py`); None: it is not rounded.
         is_gated: whether it gives SiLU of the gates times the rest, [..., outputs / 2].
     """
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Tensor | GroupedWeight,
         bias: Tensor | None,
         *,
         bits: Bits | None = None,
@@ -77,14 +85,16 @@ class KernelLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.num_outputs = self.out_features // (2 if is_gated else 1)
-        self.weight = weight.new_empty(0)  # for models that ask for its dtype
-        self._is_gated, self._dtype, self._bits = is_gated, weight.dtype, bits
+        self.weight = torch.empty(0, dtype=weight.dtype)  # for models that ask for its dtype
+        self._is_gated, self._dtype = is_gated, weight.dtype
         self._scales: Tensor | None = None
-        weight = weight.detach()
-        if bits is None:
-            self._panels = kept(whole_panels(weight, is_gated=is_gated))
+        if isinstance(weight, Tensor) and bits is not None:
+            weight = group_weight(weight.detach(), bits)
+        self._bits = None if isinstance(weight, Tensor) else weight.bits
+        if isinstance(weight, Tensor):
+            self._panels = kept(whole_panels(weight.detach(), is_gated=is_gated))
         else:
-            self._panels = kept(self._packed(group_weight(weight, bits)))
+            self._panels = kept(self._packed(weight))
         self._bias = None if bias is None else self._by_panel(bias.detach())
         self._table = PassTable()
         self._calls = self.steps(self._table, buffer(0), buffer(1), Epilogue())
@@ -129,6 +139,25 @@ class KernelLinear(nn.Module):
         is_long = len(self._panels) >= _PANELS_FOR_MANY
         own[product.PANELS_AT_ONCE] = _PANELS_AT_ONCE if is_long else 1
         return [*steps, call]
+
+    def unpacking_step(self, table: PassTable, target: int) -> Call:
+        """Return the step that reads the weights of some outputs, in place of a product.
+
+        Args:
+            table: of the pass, whose `PICKED` are the outputs; they are in groups and not gated.
+            target: field of rows [R, inputs].
+        """
+        assert self._bits is not None, "the weight is in no groups"
+        assert not self._is_gated, "gates lie between the others"
+        kernel = _UNPACKS[self._dtype, self._bits]
+        call = new_step(kernel, unpacking.NUM_UNPACK_PARAMETERS, table, self._panels, self._scales)
+        own = call.parameters
+        own[unpacking.UNPACK_PANELS] = self._panels.data_ptr()
+        own[unpacking.UNPACK_PANEL_BYTES] = self._panels[0].nbytes
+        own[unpacking.UNPACK_FACTORS] = 0 if self._scales is None else self._scales.data_ptr()
+        own[unpacking.UNPACK_INPUTS] = self.in_features
+        own[unpacking.UNPACK_TARGET] = target
+        return call
 
     def _packing_step(self, pack: Any, table: PassTable, source: int) -> Call:
         """Return the step that rounds the rows to 8 bits, for the product that comes next."""

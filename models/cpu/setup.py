@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,11 +20,13 @@ from models.attention.backend import (
     TransformersForward,
 )
 from models.config import GROUPED, EngineConfig
+from models.cpu.quantizer import Quantizer
 from models.heads.mtp import MtpParts
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
 from models.layers.family import can_take_apart
-from models.layers.groups import Bits, Quantizer
+from models.layers.grouped import GroupedLinear
+from models.layers.groups import Bits, GroupedWeight
 from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
 from models.parallel.layers import num_local_bytes
 
@@ -87,15 +88,15 @@ def linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | N
     Raises:
         ValueError: weights of few bits are asked for, and there is no product for them here.
     """
-    reason, bits = _why_not_compiled(config), _bits(config)
+    reason, bits, stored = _why_not_compiled(config), _bits(config), _stored_bits(model)
     if reason is None:
         from models.cpu.product import KernelLinear
 
-        if bits is None:
-            return KernelLinear
-        return Quantizer(partial(KernelLinear, bits=bits), bits)
+        return KernelLinear if bits is None and not stored else Quantizer(KernelLinear, bits)
     if bits is not None:
         raise ValueError(f"quantization {config.quantization} needs the compiled kernels: {reason}")
+    if stored:
+        raise ValueError(f"weights in groups need the compiled kernels: {reason}")
     can = model.device.type == "cpu" and can_pack(model.dtype)
     return PackedLinear if can else None
 
@@ -111,15 +112,20 @@ def _fuse(
 
     if not can_take_apart(model):
         return None
-    multiply = product.kernels_of(model.dtype, _bits(config), model.config.hidden_size)
-    compile_together([*multiply, *ops.kernels(model.dtype)])
+    kinds: set[Bits | None] = {*_stored_bits(model)} or {_bits(config)}
+    multiply = [
+        kernel
+        for bits in kinds
+        for kernel in product.kernels_of(model.dtype, bits, model.config.hidden_size)
+    ]
+    compile_together([*dict.fromkeys(multiply), *ops.kernels(model.dtype)])
     threads = torch.get_num_threads()
     return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))
 
 
 def fuse_mtp(
     parts: MtpParts,
-    output: Tensor,
+    output: Tensor | GroupedWeight,
     forward: ModelForward,
     window: int | None,
     make_linear: MakeLinear | None,
@@ -128,7 +134,7 @@ def fuse_mtp(
 
     Args:
         parts: of the head; it loses its linear layers.
-        output: [V, F] the model's output layer.
+        output: [V, F] the weight of the model's output layer.
         forward: the model as it was laid out.
         window: of the layer's attention.
         make_linear: that made its products.
@@ -173,6 +179,11 @@ def make_backend(
     if isinstance(layer, FusedMtp | FusedExit):
         layer.use(storage)
     return KernelBackend(forward, storage, windows)
+
+
+def _stored_bits(model: PreTrainedModel) -> set[Bits]:
+    """Return the bits of the weights that came in groups; empty: none did."""
+    return {module.stored.bits for module in model.modules() if isinstance(module, GroupedLinear)}
 
 
 def _bits(config: EngineConfig) -> Bits | None:

@@ -31,6 +31,8 @@ from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpForward, MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
+from models.layers.grouped import as_tensor, has_groups, weight_of
+from models.layers.groups import GroupedWeight
 from models.layers.linear import make_rowwise
 from models.layers.shapes import shapes_of
 from models.parallel.layers import GatheredLinear, ParallelEmbedding, divide, refuse_undivided
@@ -43,14 +45,14 @@ class DraftingParts:
     """The parts that a config names, with their weights; at most one of them.
 
     Attributes:
-        output: [V, F] the target's output layer, where an MTP head drafts by it; of a rank its
-            words' rows.
+        output: [V, F] the weight of the target's output layer, where an MTP head drafts by it; of a
+            rank its words' rows.
     """
 
     medusa: MedusaHeads | None = None
     mtp: MtpParts | None = None
     eagle3: Eagle3Parts | None = None
-    output: Tensor | None = None
+    output: Tensor | GroupedWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
     model, folder = checkpoint.model, Path(config.heads)
     ranks, words = checkpoint.ranks, _words(checkpoint)
     output = _output_weight(checkpoint)
-    shape = model if ranks is None else _whole_shape(model)
+    is_whole = ranks is None and not has_groups(model)
+    shape = model if is_whole else _whole_shape(model)
     kind = "mtp" if config.heads == CHECKPOINT else heads_kind(folder)
     if kind == "eagle3":
         eagle3 = read_eagle3(folder, shape, model.device)
@@ -97,7 +100,7 @@ def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
             _divide_eagle3(eagle3, checkpoint, ranks, config.heads)
         return DraftingParts(eagle3=eagle3)
     if kind == "mtp":
-        device = None if ranks is None else model.device
+        device = None if is_whole else model.device
         if config.heads == CHECKPOINT:
             mtp = read_own_mtp(Path(config.model_path), shape, device)
         else:
@@ -106,7 +109,7 @@ def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
             divide(mtp.layer, layer_plan(model.tp_plan), ranks)
             mtp.vocab_size, mtp.draft_ids = words.num, words.places(mtp.draft_ids)
         return DraftingParts(mtp=mtp, output=output)
-    weights = read_heads(folder, output, words)
+    weights = read_heads(folder, as_tensor(output), words)
     make_linear = cpu.linear_maker(model, config)
     if ranks is None:
         return DraftingParts(medusa=MedusaHeads(weights, words.num, make_linear))
@@ -126,12 +129,11 @@ def _words(checkpoint: Checkpoint) -> Words:
     return Words(ranks.rank * num, num, total)
 
 
-def _output_weight(checkpoint: Checkpoint) -> Tensor:
+def _output_weight(checkpoint: Checkpoint) -> Tensor | GroupedWeight:
     """Return the rows of the target's output layer for the words here."""
     output: Any = checkpoint.model.get_output_embeddings()
     whole: Any = output.linear if isinstance(output, GatheredLinear) else output
-    weight: Tensor = whole.weight.detach()
-    return weight
+    return weight_of(whole)
 
 
 def _whole_shape(model: PreTrainedModel) -> PreTrainedModel:
@@ -180,7 +182,7 @@ def make_drafting(
 
 def _with_mtp(
     parts: MtpParts,
-    output: Tensor,
+    output: Tensor | GroupedWeight,
     checkpoint: Checkpoint,
     config: EngineConfig,
     forward: ModelForward,
@@ -197,12 +199,15 @@ def _with_mtp(
     return OwnDrafting(layer=layer, windows=(window,))
 
 
-def _mtp_output(parts: MtpParts, output: Tensor, checkpoint: Checkpoint) -> nn.Module:
+def _mtp_output(
+    parts: MtpParts, output: Tensor | GroupedWeight, checkpoint: Checkpoint
+) -> nn.Module:
     """Return the target's own output layer, or its rows that the head drafts."""
     if parts.draft_ids is None:
         whole: nn.Module = checkpoint.model.get_output_embeddings()
         return whole
-    own = IdsOutput(output[parts.draft_ids], parts.draft_ids, len(output))
+    whole_output = as_tensor(output)
+    own = IdsOutput(whole_output[parts.draft_ids], parts.draft_ids, len(whole_output))
     ranks = checkpoint.ranks
     return own if ranks is None else GatheredLinear(own, ranks, leader_only=True)
 

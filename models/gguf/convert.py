@@ -1,7 +1,8 @@
-"""`python -m models.gguf.convert FILE FOLDER`: a GGUF file becomes an ordinary checkpoint folder.
+"""`python -m models.gguf.convert FILE FOLDER`: a GGUF file becomes a checkpoint folder.
 
 transformers reads the file and dequantises every weight to one type; what it would leave out
-silently is refused here. A file in parts is joined first. The tokenizer's settings become a
+silently is refused here. Or the weights stay packed (`models/gguf/packed.py`). Then it reads
+configuration and tokenizer only. A file in parts is joined first. The tokenizer's settings become a
 tokenizer.json, so that routers need nothing but that. Imports torch: services call it as a process
 of its own (`models/gguf/folder.py`). Convert once for a cluster, into a folder that all nodes see.
 """
@@ -22,11 +23,15 @@ import numpy as np
 
 from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
-from models.gguf.folder import SOURCE_NAME
-from models.gguf.header import GgufHeader, read_gguf_header
+from models.gguf.folder import PACKED, SOURCE_NAME
+from models.gguf.header import ROPE_TABLE, GgufHeader, GgufTensor, read_gguf_header
 from models.gguf.join import join
+from models.gguf.packed import packed_tensors
+from models.packed_names import GROUP, METHOD
 
 _JOINED = "joined.gguf"  # while it is read
+_WEIGHTS_NAME = "model.safetensors"
+_MODE = 0o644
 _SPARE_BYTES = 100_000_000  # tokenizer and configuration, and what others write meanwhile
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -51,7 +56,7 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     Args:
         path: the file, or any of its parts.
         folder: takes config.json, model.safetensors, tokenizer.json and the like.
-        dtype: of the weights: "float32", "bfloat16" or "float16".
+        dtype: of the weights: "float32", "bfloat16", "float16" or `PACKED`.
 
     Raises:
         ValueError: the file is refused (see `read_gguf_header`), transformers cannot read it or
@@ -61,21 +66,21 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     _refuse_unknown_cut(header)
     joined = folder / _JOINED if len(header.parts) > 1 else None
     taken = 0 if joined is None else header.num_bytes
-    refuse_full_disk(folder, header.num_parameters * _ITEM_BYTES[dtype] + taken + _SPARE_BYTES)
+    weights = header.num_parameters * _ITEM_BYTES[dtype] if dtype != PACKED else header.num_bytes
+    refuse_full_disk(folder, weights + taken + _SPARE_BYTES)
     try:
         if joined is not None:
             join(header, joined)
-            header = replace(header, path=joined)
-        model = _load(header, dtype)
-        tokenizer = _load_tokenizer(header)
+        whole = header if joined is None else replace(header, path=joined)
+        write = _write_packed if dtype == PACKED else partial(_write_dequantized, dtype=dtype)
+        write(whole, header.tensors, folder)
+        _load_tokenizer(whole).save_pretrained(folder)
     # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
     # that does not fit or a block type without code; something that it looks up in vain.
     except (OSError, ValueError, RuntimeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read by transformers: {error}") from error
     if joined is not None:
         joined.unlink()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     source = {
         "file": path.name,
         "file_bytes": header.num_bytes,
@@ -86,12 +91,21 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     (folder / SOURCE_NAME).write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
 
 
-def _load(header: GgufHeader, dtype: str) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+def _read_config(header: GgufHeader) -> Any:
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(header.path.parent), gguf_file=header.path.name)
     _set_rope(header, config)
+    return config
+
+
+def _write_dequantized(
+    header: GgufHeader, tensors: Sequence[GgufTensor], folder: Path, dtype: str
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    config = _read_config(header)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(header.path.parent),
         config=config,
@@ -113,11 +127,35 @@ def _load(header: GgufHeader, dtype: str) -> Any:
     for settings in (model.config, model.generation_config):
         if hasattr(settings, "quantization_config"):
             del settings.quantization_config
-    end_ids = [header.settings.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    model.generation_config.eos_token_id = list(
-        dict.fromkeys(token_id for token_id in end_ids if token_id is not None)
-    )
-    return model
+    model.generation_config.eos_token_id = _end_ids(header)
+    model.save_pretrained(folder)
+
+
+def _write_packed(header: GgufHeader, tensors: Sequence[GgufTensor], folder: Path) -> None:
+    from safetensors.numpy import save_file
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    config = _read_config(header)
+    made: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [made.__name__]
+    config.quantization_config = {"quant_method": METHOD, "group_size": GROUP}
+    stored: dict[str, Any] = {}
+    for tensor in tensors:
+        if tensor.name != ROPE_TABLE:
+            stored |= packed_tensors(header, tensor)
+    config.tie_word_embeddings = not any(name.startswith("lm_head.") for name in stored)
+    save_file(stored, folder / _WEIGHTS_NAME, {"format": "pt"})
+    (folder / _WEIGHTS_NAME).chmod(_MODE)  # it is the writer's own otherwise
+    config.save_pretrained(folder)
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _end_ids(header)
+    generation.save_pretrained(folder)
+
+
+def _end_ids(header: GgufHeader) -> list[int]:
+    """Return the ids that end a text or a turn."""
+    found = [header.settings.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return list(dict.fromkeys(one for one in found if one is not None))
 
 
 def _set_rope(header: GgufHeader, config: Any) -> None:
@@ -180,11 +218,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m models.gguf.convert",
-        description="Convert a GGUF file to a checkpoint folder, its weights dequantised.",
+        description="Convert a GGUF file to a checkpoint folder.",
     )
     parser.add_argument("file", type=Path, help="a .gguf file")
     parser.add_argument("folder", type=Path, help="made, unless it is there already")
-    parser.add_argument("--dtype", choices=DTYPE_NAMES, default="bfloat16", help="of the weights")
+    parser.add_argument(
+        "--dtype",
+        choices=(*DTYPE_NAMES, PACKED),
+        default="bfloat16",
+        help="of the weights; packed: as the file has them, for our own engine on a CPU",
+    )
     options = parser.parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"  # all it needs is in the file
     try:

@@ -19,6 +19,7 @@ from pathlib import Path
 from models.cache import WAIT_S, models_cache, sha256_of
 
 SOURCE_NAME = "gguf-source.json"  # in a converted folder: what it was made of
+PACKED = "packed"  # in place of a type: the weights stay as the file has them
 _LAYOUT = "1"  # number of the conversion; raised if it comes to write something else
 _REPO_ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +54,8 @@ def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
 
     Args:
         path: a GGUF file, or the first of its parts.
-        dtype: "float32", "bfloat16" or "float16".
+        dtype: "float32", "bfloat16", "float16" or `PACKED`, as which a file without weights of
+            few bits cannot be had.
         cache: in place of `models_cache()`.
 
     Raises:
@@ -78,12 +80,25 @@ def source_of(folder: Path) -> str:
     """Describe the source of a converted folder; "" for any other folder."""
     try:
         source = json.loads((folder / SOURCE_NAME).read_text(encoding="utf-8"))
+        how = "packed as in" if source["dtype"] == PACKED else "dequantised from"
         return (
-            f"from {source['file']}, {source['file_bytes'] / 1e6:,.1f} MB of "
+            f"{how} {source['file']}, {source['file_bytes'] / 1e6:,.1f} MB of "
             f"{', '.join(source['tensor_types'])}"
         )
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def stays_packed(path: Path) -> bool:
+    """Return whether a GGUF file has weights of few bits, so that its folder can be `PACKED`.
+
+    Raises:
+        ValueError: the file is refused.
+    """
+    from models.gguf.header import read_gguf_header
+    from models.gguf.packed import holds_groups
+
+    return holds_groups(read_gguf_header(path))
 
 
 def _parts(path: Path) -> tuple[Path, ...]:

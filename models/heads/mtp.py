@@ -61,7 +61,7 @@ class MtpParts(nn.Module):
         self.layer.self_attn.layer_idx = config.num_hidden_layers
         self.final_layernorm = norm(width, eps=epsilon).to(**like)
         output: Any = model.get_output_embeddings()
-        self.vocab_size = len(output.weight)
+        self.vocab_size = output.out_features
         self.draft_ids: Tensor | None = None  # [N]; None: all
         self.num_tokens = 1
         if device is not None:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from models.heads.config import read_heads_config
 from models.heads.folder import stored_under
 from models.heads.mtp import MtpParts, fill
+from models.layers.grouped import as_tensor, weight_of
 
 _QWEN = "mtp."
 _DEEPSEEK_NAMES = {
@@ -83,7 +84,7 @@ def _is_targets(part: str, copy: Tensor, model: PreTrainedModel) -> bool:
     layer: Any = (
         model.get_input_embeddings() if part == _COPIES[0] else model.get_output_embeddings()
     )
-    own = layer.weight.detach()
+    own = as_tensor(weight_of(layer))
     if own.shape != copy.shape or own.device.type == "meta":
         return bool(own.shape == copy.shape)
     return bool(own.equal(copy.to(own.device, own.dtype)))

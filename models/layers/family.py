@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from models.layers.grouped import GroupedLinear, Weighted, as_tensor, weight_of
+from models.layers.groups import GroupedWeight, joined_groups
+
 # Layers of these types differ in biases, windows, and query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -29,7 +32,7 @@ def can_take_apart(model: PreTrainedModel) -> bool:
     # Layers keep their own code if ranks gather columns (there are fewer key heads than ranks).
     attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
     columns = attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
-    if any(type(linear) is not nn.Linear for linear in columns):
+    if any(type(linear) not in (nn.Linear, GroupedLinear) for linear in columns):
         return False
     cos, _ = rotary_tables(inner.rotary_emb, 1, like_of(model))
     return bool(cos.shape[1] == attention.head_dim)  # else only a part of a head is rotated
@@ -67,12 +70,21 @@ def rotary_tables(rotary: Any, num_positions: int, like: Tensor) -> tuple[Tensor
     return cos, sin
 
 
-def joined_weight(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one product for linear layers of the same input."""
+def joined_weight(*linears: Weighted) -> tuple[Tensor | GroupedWeight, Tensor | None]:
+    """Weight and bias of one product for linear layers of the same input.
+
+    It is in groups if all of theirs are.
+    """
+    weights = [weight_of(linear) for linear in linears]
     if len(linears) == 1:  # as it is: no copy
         bias = linears[0].bias
-        return linears[0].weight.detach(), None if bias is None else bias.detach()
-    weight = torch.cat([linear.weight.detach() for linear in linears])
+        return weights[0], None if bias is None else bias.detach()
+    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
+    weight: Tensor | GroupedWeight
+    if len(grouped) == len(weights):
+        weight = joined_groups(grouped)
+    else:
+        weight = torch.cat([as_tensor(weight) for weight in weights])
     biases = [linear.bias for linear in linears]
     there = [bias for bias in biases if bias is not None]
     if not there:
@@ -104,5 +116,5 @@ def joined_scales(*linears: nn.Linear) -> Tensor | None:
 def forget_linears(*modules: nn.Module) -> None:
     """Free the linear layers of these, whose weights are elsewhere now."""
     for module in modules:
-        for name in [n for n, child in module.named_children() if isinstance(child, nn.Linear)]:
+        for name in [n for n, child in module.named_children() if isinstance(child, Weighted)]:
             delattr(module, name)

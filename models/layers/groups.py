@@ -12,15 +12,15 @@ range of float16, so that weights may have any size. Products with such weights 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from models.layers.linear import MakeLinear
+from models.packed_names import GROUP
 
-GROUP = 32
 Bits = Literal[4, 8]
 OFFSET = 128  # of 8-bit codes
 _LEVELS = {8: 127, 4: 15}
@@ -39,11 +39,32 @@ class GroupedWeight:
     minima: Tensor | None  # [N, G] float16; None: the codes have 8 bits
     factors: Tensor | None  # [N] float32; None: all are one
     num_inputs: int
+    dtype: torch.dtype  # of the rows that it multiplies
 
     @property
     def bits(self) -> Bits:
         """Bits of a code."""
         return 8 if self.minima is None else 4
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(self.codes), self.num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes in products, without what fills the last panel."""
+        has_factors = self.factors is not None
+        return grouped_bytes(*self.shape, self.bits, has_factors=has_factors)
+
+    def rows(self, index: Tensor) -> GroupedWeight:
+        """Return the weight of the outputs `index` [n] alone."""
+        parts = (self.codes, self.scales, self.minima, self.factors)
+        picked = [None if part is None else part[index] for part in parts]
+        codes, scales, minima, factors = picked
+        assert codes is not None
+        assert scales is not None
+        return GroupedWeight(codes, scales, minima, factors, self.num_inputs, self.dtype)
 
     def dequantized(self) -> Tensor:
         """Return the weight that products have, [N, I] float32."""
@@ -65,38 +86,49 @@ def group_weight(weight: Tensor, bits: Bits) -> GroupedWeight:
     parts = [_group_some(part, bits) for part in weight.detach().split(at_once)]
     codes, scales, minima, factors = (torch.cat(some) for some in zip(*parts, strict=True))
     return GroupedWeight(
-        codes.view(num_outputs, -1), scales, minima if bits == 4 else None, factors, num_inputs
+        codes.view(num_outputs, -1),
+        scales,
+        minima if bits == 4 else None,
+        factors,
+        num_inputs,
+        weight.dtype,
     )
 
 
-def grouped_bytes(num_outputs: int, num_inputs: int, bits: Bits) -> int:
+def joined_groups(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    """Return the weight of one product for weights of the same inputs and type of rows.
+
+    If some have 8 bits and some 4, all come to have 8.
+    """
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    if len({weight.bits for weight in weights}) > 1:
+        wide = torch.cat([weight.dequantized() for weight in weights])
+        return replace(group_weight(wide, 8), dtype=first.dtype)
+    has_factors = any(weight.factors is not None for weight in weights)
+    factors = [
+        torch.ones(len(weight.codes)) if weight.factors is None else weight.factors
+        for weight in weights
+    ]
+    minima = [weight.minima for weight in weights if weight.minima is not None]
+    return GroupedWeight(
+        torch.cat([weight.codes for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat(minima) if minima else None,
+        torch.cat(factors) if has_factors else None,
+        first.num_inputs,
+        first.dtype,
+    )
+
+
+def grouped_bytes(
+    num_outputs: int, num_inputs: int, bits: Bits, *, has_factors: bool = True
+) -> int:
     """Return the memory of a grouped weight, without what fills its last panel."""
     num_groups = -(-num_inputs // GROUP)
     of_group = GROUP * bits // 8 + (4 if bits == 4 else 2)
-    return num_outputs * (num_groups * of_group + _FACTOR_BYTES)
-
-
-class Quantizer:
-    """Makes linear layers with weights in groups and counts what they take.
-
-    Args:
-        make_linear: makes one of a weight and its bias.
-        bits: of a code.
-
-    Attributes:
-        num_bytes: of the layers made so far, before they are packed.
-    """
-
-    def __init__(self, make_linear: MakeLinear, bits: Bits) -> None:
-        self._make_linear = make_linear
-        self._bits: Bits = bits
-        self.num_bytes = 0
-
-    def __call__(self, weight: Tensor, bias: Tensor | None, **options: bool) -> Any:
-        """Make the layer of a weight and a bias, with the options of `make_linear`."""
-        self.num_bytes += grouped_bytes(len(weight), weight.shape[1], self._bits)
-        self.num_bytes += 0 if bias is None else bias.nbytes
-        return self._make_linear(weight, bias, **options)
+    return num_outputs * (num_groups * of_group + _FACTOR_BYTES * has_factors)
 
 
 def _group_some(weight: Tensor, bits: Bits) -> tuple[Tensor, ...]:

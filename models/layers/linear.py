@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from models.layers.grouped import GroupedLinear, weight_of
+
 # Read by oneDNN when it is first used: the highest instruction set below AMX.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
@@ -142,8 +144,8 @@ def make_rowwise(model: nn.Module, make_linear: MakeLinear = PackedLinear) -> No
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, make_linear(child.weight, child.bias))
+            if type(child) in (nn.Linear, GroupedLinear):
+                setattr(parent, name, make_linear(weight_of(child), child.bias))
             elif type(child) is Conv1D:  # GPT-2's linear layer: its weight is [inputs, outputs]
                 setattr(parent, name, make_linear(child.weight.T, child.bias))
             elif _is_activation(child):

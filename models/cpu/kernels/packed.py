@@ -56,12 +56,12 @@ GROUP = 32  # inputs that share a scale
 HALF = 32  # columns of half a panel
 RECORD_BYTES = GROUP + 16
 _LEVELS = 127
-_OFFSET = 128  # of 8-bit codes
+OFFSET = 128  # of 8-bit codes
 _AHEAD_BYTES = 2048  # as in `tile.py`
 _LINE = 64
 _NUM_VECTORS = HALF // NUM_LANES
 _HALF_BYTES = 4 * HALF  # of a row's float32 sums
-_FACTORS_BYTES = 2 * HALF  # of the scales, or of the minima, of a block
+FACTORS_BYTES = 2 * HALF  # of the scales, or of the minima, of a block
 
 # Places in a record.
 _SCALE, _START, _SHIFT = GROUP, GROUP + 4, GROUP + 8
@@ -99,7 +99,7 @@ def num_bits(like: Any) -> int:
 
 def block_bytes(bits: int) -> int:
     """Return the size of a block of codes of so many bits, 4 or 8, with its scales and minima."""
-    return GROUP * HALF * bits // 8 + _FACTORS_BYTES * (2 if bits == 4 else 1)
+    return GROUP * HALF * bits // 8 + FACTORS_BYTES * (2 if bits == 4 else 1)
 
 
 def row_bytes(num_inputs: int) -> int:
@@ -134,7 +134,7 @@ def _dot_pairs(
     """Add products of bytes with AVX2."""
     weights, inputs = (builder.bitcast(one, _SOME_BYTES) for one in (weights, inputs))
     if is_wide:
-        signed = builder.xor(weights, ir.Constant(_SOME_BYTES, [-_OFFSET] * 32))
+        signed = builder.xor(weights, ir.Constant(_SOME_BYTES, [-OFFSET] * 32))
         keep_least = ir.Constant(ir.IntType(1), 0)
         weights = _call(builder, "llvm.abs.v32i8", _SOME_BYTES, signed, keep_least)
         inputs = _call(builder, "llvm.x86.avx2.psign.b", _SOME_BYTES, inputs, signed)
@@ -176,7 +176,7 @@ def _dot(
     return _dot_anywhere(builder, sums, weights, inputs)
 
 
-def _read_halves(builder: Builder, address: ir.Value) -> ir.Value:
+def read_halves(builder: Builder, address: ir.Value) -> ir.Value:
     """Read sixteen float16 numbers, all finite, as float32."""
     halves = builder.load(pointer(builder, address, _HALVES), align=2)
     if has_feature("f16c"):
@@ -215,12 +215,12 @@ class _Tile(NamedTuple):
             shift = self._spread_float(record, _SHIFT) if self.bits == 4 else None
             for vector, (each, number) in enumerate(zip(of_row, integers, strict=True)):
                 at = plus(builder, block, 2 * NUM_LANES * vector)
-                factor = builder.fmul(_read_halves(builder, at), scale)
+                factor = builder.fmul(read_halves(builder, at), scale)
                 summed = emit_fma(
                     builder, builder.sitofp(number, FLOATS), factor, builder.load(each)
                 )
                 if shift is not None:
-                    least = _read_halves(builder, plus(builder, at, _FACTORS_BYTES))
+                    least = read_halves(builder, plus(builder, at, FACTORS_BYTES))
                     summed = emit_fma(builder, least, shift, summed)
                 builder.store(summed, each)
 
@@ -228,7 +228,7 @@ class _Tile(NamedTuple):
         """Return the integer sums of each row and vector over a group."""
         builder = self.builder
         sums = [[self._start(record)] * _NUM_VECTORS for record in records]
-        codes = plus(builder, block, _FACTORS_BYTES * (2 if self.bits == 4 else 1))
+        codes = plus(builder, block, FACTORS_BYTES * (2 if self.bits == 4 else 1))
         for quad in range(GROUP // 4):
             inputs = [
                 spread(builder, self._load_int(plus(builder, record, 4 * quad)), INTS)
@@ -338,7 +338,7 @@ def _pack_group(context: Any, target: Any, low: Any, high: Any) -> Any:
         sum_ = _call(builder, "llvm.vector.reduce.add.v16i32", I32, total)
         words = {
             _SCALE: scale,
-            _START: builder.mul(sum_, ir.Constant(I32, -_OFFSET)),
+            _START: builder.mul(sum_, ir.Constant(I32, -OFFSET)),
             _SHIFT: builder.fmul(scale, builder.sitofp(sum_, F32)),
         }
         for place, word in words.items():

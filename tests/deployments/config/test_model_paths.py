@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,13 @@ def test_the_check_says_sizes_of_the_file_and_of_the_weights(
     status, said, _ = check(capfd, "no-draft.yaml", *changes)
     assert status == 0
     size = file.stat().st_size / 1e6
+    assert f"packed as in {file.name}, {size:.1f} MB of Q8_0, F32" in said
+    num_parameters = read_gguf_header(file).num_parameters
+    [weights] = re.findall(r"bfloat16; 0\.1 M parameters, (.*) KB of weights per rank", said)
+    assert float(weights) == pytest.approx(num_parameters * 8.5 / 8000, rel=0.01)
+    status, said, _ = check(capfd, "no-draft.yaml", *changes, "target.attention=reference")
     assert f"dequantised from {file.name}, {size:.1f} MB of Q8_0, F32" in said
-    weights = gigabytes(2 * read_gguf_header(file).num_parameters)
-    assert f"bfloat16; 0.1 M parameters, {weights} of weights per rank" in said
+    assert f"bfloat16; 0.1 M parameters, {gigabytes(2 * num_parameters)} of weights" in said
 
 
 def test_the_check_says_in_one_sentence_how_the_model_is_fetched(

@@ -6,15 +6,17 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from models.cpu.embedding import PackedEmbedding
 from models.cpu.kernels import packed
 from models.cpu.product import KernelLinear
-from models.layers.groups import Bits
+from models.layers.groups import Bits, group_weight, joined_groups
 
 BITS: tuple[Bits, ...] = (8, 4)
 
@@ -29,8 +31,10 @@ def outputs() -> str:
             rows = torch.randn(7, num_inputs).to(dtype)
             weight[0], weight[1], rows[0], rows[1] = 1.0, -1.0, 1.0, -1.0
             for bits in BITS:
-                out = KernelLinear(weight, None, bits=bits)(rows)
-                digest.update(out.view(torch.uint8).numpy().tobytes())
+                product = KernelLinear(weight, None, bits=bits)
+                read = PackedEmbedding(product)(torch.arange(num_outputs))
+                for out in (product(rows), read):
+                    digest.update(out.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -108,3 +112,29 @@ def test_a_rows_bits_are_its_own_beside_rows_of_any_size(bits: Bits) -> None:
 def test_a_record_has_room_for_a_group() -> None:
     assert packed.row_bytes(1) == packed.row_bytes(32) == packed.RECORD_BYTES
     assert packed.row_bytes(33) == 2 * packed.RECORD_BYTES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("num_inputs", [64, 70])
+def test_rows_are_read_back_as_they_were_packed(
+    bits: Bits, dtype: torch.dtype, num_inputs: int
+) -> None:
+    weight = group_weight(_far_apart(130)[:, :num_inputs].to(dtype).contiguous(), bits)
+    for kept in (weight, replace(weight, factors=None)):
+        embedding = PackedEmbedding(KernelLinear(kept, None))
+        ids = torch.tensor([[3, 129, 0], [64, 63, 3]])
+        assert torch.equal(embedding(ids), kept.dequantized().to(dtype)[ids])
+
+
+def test_weights_of_unlike_bits_share_a_product() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(32, 64, generator=generator) for _ in range(2)]
+    parts = [group_weight(one, bits) for one, bits in zip(weights, BITS, strict=True)]
+    joined = joined_groups(parts)
+    assert joined.bits == 8
+    expected = torch.cat([part.dequantized() for part in parts])
+    assert (joined.dequantized() - expected).abs().max() < expected.abs().max() / 250
+    alike = joined_groups([parts[1], replace(parts[1], factors=None)])
+    again = [parts[1].dequantized(), replace(parts[1], factors=None).dequantized()]
+    assert torch.equal(alike.dequantized(), torch.cat(again))

@@ -17,7 +17,8 @@ from models.cpu.kernels.parameters import NUM_ROWS, PACKED_ROWS
 from models.cpu.ops import PassTable, buffer, room_for_packed
 from models.cpu.product import Epilogue, KernelLinear
 from models.cpu.program import Program
-from models.layers.groups import GROUP, Bits, group_weight
+from models.layers.groups import Bits, group_weight
+from models.packed_names import GROUP
 
 pytestmark = pytest.mark.matrix
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.groups import GROUP, Bits, group_weight
+from models.layers.groups import Bits, group_weight
+from models.packed_names import GROUP
 
 # Of random weights: their norm's part that is lost.
 MOST_LOST = {8: 0.006, 4: 0.08}

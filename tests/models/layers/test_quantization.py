@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from models.checkpoint.loader import load_checkpoint, refuse_unsupported
 from models.config import GROUPED, EngineConfig
 from models.cpu.backend import FusedForward
 from models.cpu.product import KernelLinear
+from models.cpu.quantizer import Quantizer
 from models.engine.runner import ModelRunner, SequenceRows
-from models.layers.groups import Quantizer, group_weight
+from models.layers.groups import group_weight
 from models.layers.linear import RowwiseActivation, make_rowwise
 from models.layers.quantization import quantize_weight
 
@@ -65,7 +65,7 @@ def test_a_generic_model_is_rounded_in_place_and_keeps_its_embedding():
     torch.manual_seed(0)
     model = Model()
     expected = model(torch.arange(32))
-    quantizer = Quantizer(partial(KernelLinear, bits=8), 8)
+    quantizer = Quantizer(KernelLinear, 8)
     make_rowwise(model, quantizer)
     kinds = [type(model.block[0]), type(model.block[1]), type(model.head)]
     assert kinds == [KernelLinear, RowwiseActivation, KernelLinear]
