@@ -10,7 +10,6 @@ from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import ModelConfig, section_of_draft
-from models.config import BITS_A_WEIGHT, GROUPED
 from models.heads.config import CHECKPOINT
 from router.drafters.choice import line_up
 from router.drafters.heads import names_heads
@@ -213,8 +212,6 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
     """Say how much one model takes: parameters, weights per rank, and KV cache."""
     quantization = model.quantization if sizes is None else sizes.quantization
     rounded = f", {quantization}" if quantization else ""
-    if quantization in GROUPED:  # the name leaves the scales out
-        rounded += f" ({BITS_A_WEIGHT[quantization]:g} bits a weight)"
     ranks = f"{model.tensor_parallel_size} rank"
     ranks += "s" if model.tensor_parallel_size > 1 else ""
     head = f"{model.model_path}: {ranks} on {model.device}, {model.dtype}{rounded}"
@@ -222,7 +219,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         return [head, f"sizes unknown: {unknown}", _kv_asked(model)]
     lines = [
         f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
-        f"{gigabytes(sizes.weight_bytes)} of weights per rank",
+        f"{gigabytes(sizes.weight_bytes)} of weights per rank{_bits(model, sizes)}",
         *([sizes.source] if sizes.source else []),
         *([f"{_heads_named(model.heads)} in its process"] if model.heads else []),
         *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
@@ -243,6 +240,13 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
 def _heads_named(heads: str) -> str:
     own = "the checkpoint's own MTP layer drafts"
     return own if heads == CHECKPOINT else f"heads {heads} draft"
+
+
+def _bits(model: ModelConfig, sizes: ModelSizes) -> str:
+    """Say how many bits a weight takes on the average, scales included; "" if it is whole."""
+    whole = {"float32": 32}.get(model.dtype, 16)
+    is_whole = not sizes.bits_a_weight or sizes.bits_a_weight > 0.95 * whole
+    return "" if is_whole else f" ({sizes.bits_a_weight:.1f} bits each)"
 
 
 def _kv_asked(model: ModelConfig) -> str:

@@ -156,6 +156,7 @@ class ModelSizes:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int | None  # None: known once the model is loaded
+    bits_a_weight: float = 0.0  # as in `MemoryEstimate`
     source: str = ""  # file that the folder was converted from
     quantization: str | None = None  # the layers', by config or as they are stored
 
@@ -220,7 +221,8 @@ def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
         weight_bytes=taken.weight_bytes,
         kv_bytes_per_token=taken.kv_bytes_per_token,
         kv_tokens=None if num_blocks is None else num_blocks * model.block_tokens,
-        source=source_of(Path(model.model_path)),
+        bits_a_weight=taken.bits_a_weight,
+        source=source_of(as_packed(model).model_path),
         quantization=taken.quantization,
     )
 

@@ -56,6 +56,7 @@ class RankReport:
     kv_cache_tokens: int
     kv_bytes_per_token: int  # this rank's
     weight_bytes: int  # this rank's
+    bits_a_weight: float
     attention: str  # name of the kernel, and graphs
     num_graphs: int
     graph_bytes: int
@@ -182,6 +183,7 @@ class Rank:
             kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             weight_bytes=runner.weight_bytes,
+            bits_a_weight=runner.bits_a_weight,
             attention=runner.attention,
             num_graphs=runner.graphs.num_graphs,
             graph_bytes=runner.graphs.num_bytes,

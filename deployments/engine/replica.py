@@ -49,6 +49,7 @@ from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.metrics import Table
 from deployments.serve.page import Page, replica_name
+from models.checkpoint.packed_shapes import as_packed
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
 from models.protocol.messages import LeaseGrant, LeaseRefused, LeaseRequest
@@ -228,7 +229,7 @@ class EngineReplica:
             config.model_path,
             config.dtype,
             config.device,
-            f", {source}" if (source := source_of(Path(config.model_path))) else "",
+            f", {source}" if (source := source_of(as_packed(config).model_path)) else "",
         )
         self._loading = model  # `__del__` ends it
         try:
@@ -309,13 +310,14 @@ def _release(model: LoadedModel, admission: asyncio.Task[LeaseKey]) -> None:
 
 def _log_ready(kind: EngineKind, reports: list[RankReport], grant: LeaseGrant) -> None:
     logger.info(
-        "%s: ready in %.1f s: pid %s, %s, weights %s MB, KV for %d tokens of %s bytes each: "
-        "%d sessions of max_model_len %d, attention: %s, batch_invariant %s",
+        "%s: ready in %.1f s: pid %s, %s, weights %s MB (%.1f bits each), KV for %d tokens of %s "
+        "bytes each: %d sessions of max_model_len %d, attention: %s, batch_invariant %s",
         kind,
         max(report.load_s for report in reports),
         " ".join(str(report.pid) for report in reports),
         grant.endpoint.address,
         " ".join(f"{report.weight_bytes / 1e6:.1f}" for report in reports),
+        reports[0].bits_a_weight,
         reports[0].kv_cache_tokens,
         " ".join(str(report.kv_bytes_per_token) for report in reports),
         reports[0].kv_cache_tokens // grant.max_model_len,

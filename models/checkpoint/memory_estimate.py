@@ -54,6 +54,7 @@ class MemoryEstimate:
 
     num_parameters: int  # the whole model's, shared ones counted once
     weight_bytes: int
+    bits_a_weight: float  # on the average, scales included and what drafts left out; 0: unknown
     kv_bytes_per_token: int
     quantization: QuantizationName | None  # the config's, or what the weights are stored in
 
@@ -78,25 +79,31 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
         weight_bytes = kept_bytes(stored_shapes(Path(config.model_path)), itemsize)
     else:
         weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))
+    num_parameters = sum(weight.numel() for weight in model.parameters())
     return MemoryEstimate(
-        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        num_parameters=num_parameters,
         weight_bytes=weight_bytes + _heads_bytes(model, config),
+        bits_a_weight=8 * weight_bytes * config.tensor_parallel_size / num_parameters,
         kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize, num_key_layers(config.heads)),
         quantization=config.quantization,
     )
 
 
-def vllm_weight_bytes(config: EngineConfig) -> int:
-    """Return a rank's share of the weights in the files, as vLLM keeps them; 0: they are not here.
+def vllm_weights(config: EngineConfig) -> tuple[int, int]:
+    """Return bytes and numbers of a rank's share of the weights, as vLLM keeps those of the files.
+
+    Both are 0 where the files are not here.
 
     Raises:
         ValueError: a file cannot be read.
     """
     folder = Path(config.model_path)
     if not folder.is_dir() or not any(folder.glob("*.safetensors")):
-        return 0
+        return 0, 0
     itemsize = getattr(torch, config.dtype).itemsize
-    return num_stored_bytes(folder, itemsize) // config.tensor_parallel_size
+    stored = num_stored_bytes(folder, itemsize), num_stored_parameters(folder)
+    num_bytes, num_weights = (one // config.tensor_parallel_size for one in stored)
+    return num_bytes, num_weights
 
 
 def _vllm_estimate(config: EngineConfig, hf_config: PreTrainedConfig) -> MemoryEstimate:
@@ -106,11 +113,11 @@ def _vllm_estimate(config: EngineConfig, hf_config: PreTrainedConfig) -> MemoryE
         per_token = text.num_hidden_layers * (latent + text.qk_rope_head_dim) * itemsize
     else:
         per_token = kv_bytes_per_token(key_sizes(hf_config, config.tensor_parallel_size), itemsize)
-    folder = Path(config.model_path)
-    has_files = folder.is_dir() and any(folder.glob("*.safetensors"))
+    weight_bytes, num_weights = vllm_weights(config)
     return MemoryEstimate(
-        num_parameters=num_stored_parameters(folder) if has_files else 0,
-        weight_bytes=vllm_weight_bytes(config),
+        num_parameters=num_weights * config.tensor_parallel_size,
+        weight_bytes=weight_bytes,
+        bits_a_weight=8 * weight_bytes / max(1, num_weights),
         kv_bytes_per_token=per_token,
         quantization=None,
     )

@@ -23,6 +23,7 @@ from models.engine.profiling import measured_share
 from models.gpu import setup as gpu
 from models.gpu.memory import CudaMemory
 from models.heads.config import num_key_layers
+from models.parallel.layers import num_local_weights
 from models.parallel.ranks import TensorParallel
 from models.text.vocabulary import DrawableIds
 
@@ -38,6 +39,7 @@ class LoadedModel:
         eos_ids: ids that end a generation.
         kv_bytes_per_token: bytes of one token's keys and values, on this rank.
         weight_bytes: before packing; of this rank's part.
+        bits_a_weight: on the average, scales included and what drafts left out; 0: unknown.
         layers: to look at, not to change.
         backend: makes the back-end that computes passes over so many KV blocks, which are its own.
         share_bytes: measures the bytes that `gpu_memory_utilization` leaves for KV on this rank.
@@ -50,6 +52,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     kv_bytes_per_token: int
     weight_bytes: int
+    bits_a_weight: float
     layers: ModelLayers
     backend: Callable[[int], AttentionBackend]
     share_bytes: Callable[[], int]
@@ -75,6 +78,7 @@ def _load_own(config: EngineConfig, ranks: TensorParallel | None) -> LoadedModel
     came_to = {"block_size": block_size, "quantization": checkpoint.quantization}
     config = config.model_copy(update=came_to)
     itemsize = getattr(torch, config.dtype).itemsize
+    num_weights = num_local_weights(checkpoint.model)
     laid_out = lay_out(checkpoint, config, kernel)
     memory = partial(CudaMemory, torch.device(config.device))
     return LoadedModel(
@@ -84,6 +88,9 @@ def _load_own(config: EngineConfig, ranks: TensorParallel | None) -> LoadedModel
         eos_ids=checkpoint.eos_ids,
         kv_bytes_per_token=kv_bytes_per_token(checkpoint, itemsize, num_key_layers(config.heads)),
         weight_bytes=laid_out.packed.weight_bytes,
+        bits_a_weight=8
+        * (laid_out.packed.weight_bytes - laid_out.drafting.num_bytes)
+        / num_weights,
         layers=laid_out.packed.forward,
         backend=laid_out.backend,
         share_bytes=lambda: measured_share(config, memory(), laid_out, checkpoint.num_columns),
@@ -105,6 +112,7 @@ def _load_vllm(config: EngineConfig, ranks: TensorParallel | None) -> LoadedMode
         eos_ids=model.eos_ids,
         kv_bytes_per_token=model.kv_bytes_per_token,
         weight_bytes=model.weight_bytes,
+        bits_a_weight=8 * model.weight_bytes / max(1, model.num_weights),
         layers=model,
         backend=model.backend,
         share_bytes=model.share_bytes,

@@ -66,6 +66,7 @@ class ModelRunner:
         self.heads, self.draft_layer = loaded.drafting.heads, loaded.drafting.layer
         self._states_of = loaded.drafting.states_of
         self.weight_bytes = loaded.weight_bytes  # before packing; of this rank's part
+        self.bits_a_weight = loaded.bits_a_weight
         num_blocks = self._num_blocks(loaded)
         self.pool = BlockPool(num_blocks, config.block_tokens)
         self.backend = loaded.backend(num_blocks)  # to look at, as well

@@ -76,10 +76,10 @@ def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
     return folder
 
 
-def source_of(folder: Path) -> str:
+def source_of(folder: str) -> str:
     """Describe the source of a converted folder; "" for any other folder."""
     try:
-        source = json.loads((folder / SOURCE_NAME).read_text(encoding="utf-8"))
+        source = json.loads((Path(folder) / SOURCE_NAME).read_text(encoding="utf-8"))
         how = "packed as in" if source["dtype"] == PACKED else "dequantised from"
         return (
             f"{how} {source['file']}, {source['file_bytes'] / 1e6:,.1f} MB of "

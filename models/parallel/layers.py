@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from models.layers.grouped import GroupedEmbedding, GroupedLinear
 from models.layers.linear import plain_linear
 
 _COLUMN_STYLES = ("colwise", "colwise_gather_output", "colwise_rep")
@@ -226,6 +227,18 @@ def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's part of a parameter that may be sharded, without its history."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()
+
+
+def num_local_weights(model: nn.Module) -> int:
+    """Numbers of this rank's part of a loaded model; shared ones count once."""
+    whole = {local.data_ptr(): local.numel() for local in map(local_tensor, model.parameters())}
+    kept = [
+        module.stored
+        for module in model.modules()
+        if isinstance(module, GroupedLinear | GroupedEmbedding)
+    ]
+    grouped = {id(one): len(one.codes) * one.num_inputs for one in kept}
+    return sum(whole.values()) + sum(grouped.values())
 
 
 def num_local_bytes(model: nn.Module) -> int:

@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from models.checkpoint.adapters import check_adapters
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.loader import read_config
-from models.checkpoint.memory_estimate import vllm_weight_bytes
+from models.checkpoint.memory_estimate import vllm_weights
 from models.checkpoint.stored_weights import check_weights
 from models.checkpoint.token_ids import read_token_ids
 from models.config import EngineConfig
@@ -50,6 +50,7 @@ class VllmModel:
         block_size: tokens of a KV block, which vLLM's kernel takes.
         kv_bytes_per_token: bytes of one token's keys and values, on this rank.
         weight_bytes: of this rank's part.
+        num_weights: numbers in it; 0: the files are not here.
 
     Raises:
         ValueError: there is no checkpoint, or vLLM or the loop around it cannot serve it.
@@ -87,7 +88,7 @@ class VllmModel:
         page_bytes = sum(spec.page_size_bytes for spec in specs.values())
         self.kv_bytes_per_token = page_bytes // self.block_size
         # vLLM packs weights for a CPU out of the layers' sight: the files tell.
-        self.weight_bytes = vllm_weight_bytes(config)
+        self.weight_bytes, self.num_weights = vllm_weights(config)
 
     def share_bytes(self) -> int:
         """Measure the bytes that `gpu_memory_utilization` leaves for keys and values here."""

@@ -76,10 +76,12 @@ def test_the_check_says_sizes_of_the_file_and_of_the_weights(
     status, said, _ = check(capfd, "no-draft.yaml", *changes)
     assert status == 0
     size = file.stat().st_size / 1e6
-    assert f"packed as in {file.name}, {size:.1f} MB of Q8_0, F32" in said
     num_parameters = read_gguf_header(file).num_parameters
-    [weights] = re.findall(r"bfloat16; 0\.1 M parameters, (.*) KB of weights per rank", said)
-    assert float(weights) == pytest.approx(num_parameters * 8.5 / 8000, rel=0.01)
+    assert f"packed as in {file.name}, {size:.1f} MB of Q8_0, F32" in said
+    pattern = r"bfloat16; 0\.1 M parameters, (.*) KB of weights per rank \((.*) bits each\)"
+    [(weights, bits)] = re.findall(pattern, said)
+    assert float(bits) == pytest.approx(8.5, abs=0.2)  # norms are whole
+    assert float(weights) == pytest.approx(num_parameters * float(bits) / 8000, rel=0.01)
     status, said, _ = check(capfd, "no-draft.yaml", *changes, "target.attention=reference")
     assert f"dequantised from {file.name}, {size:.1f} MB of Q8_0, F32" in said
     assert f"bfloat16; 0.1 M parameters, {gigabytes(2 * num_parameters)} of weights" in said

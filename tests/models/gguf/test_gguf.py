@@ -136,7 +136,7 @@ def test_a_file_is_converted_once_for_all_who_ask_at_once(
     made_at = weights.stat().st_mtime_ns
     assert converted_folder(file, "bfloat16") == folders[0]
     assert weights.stat().st_mtime_ns == made_at
-    assert source_of(folders[0]).startswith(f"dequantised from {file.name}, 0.1 MB of Q4_0")
+    assert source_of(str(folders[0])).startswith(f"dequantised from {file.name}, 0.1 MB of Q4_0")
     left = {path.name for path in folders[0].parent.iterdir() if ".part-" in path.name}
     assert left == set()
 

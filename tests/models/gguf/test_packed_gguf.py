@@ -99,7 +99,7 @@ def test_only_files_with_few_bits_stay_packed(
     assert [stays_packed(one) for one in (file, whole)] == [True, False]
     folder = converted_folder(file, PACKED)
     assert folder != converted_folder(file, "bfloat16")
-    assert source_of(folder).startswith(f"packed as in {file.name}, ")
+    assert source_of(str(folder)).startswith(f"packed as in {file.name}, ")
     weights = folder / "model.safetensors"
     assert weights.stat().st_mode & 0o777 == 0o644
     assert weights.stat().st_size < file.stat().st_size

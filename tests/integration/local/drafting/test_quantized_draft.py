@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from loadtest.frame.pairs import find_models
 from loadtest.frame.runs import Ask
 from loadtest.frame.stages import EngineStage
 from loadtest.frame.ways import Way
 from loadtest.report.prompts import demo_prompts
+from tests.cases.packed_folders import pack_folder
 from tests.harness.local import DEMO, LocalService, demo_tokenizer, local_service, make_request
 
 K = 3
@@ -52,8 +55,8 @@ async def test_the_text_is_the_targets_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["q8", "q4"])
-def test_a_rounded_target_has_one_text_a_seed(quantization: str) -> None:
+@pytest.mark.parametrize("form", ["q8", "q4", "packed"])
+def test_a_rounded_target_has_one_text_a_seed(form: str, tmp_path: Path) -> None:
     """A row is its own, whatever is beside it: drafts and a crowd change nothing."""
     asks = [
         Ask(prompt_ids=tuple(prompt), max_tokens=NUM_TOKENS, temperature=temperature, seed=index)
@@ -61,7 +64,10 @@ def test_a_rounded_target_has_one_text_a_seed(quantization: str) -> None:
         for temperature in (0.0, 1.0)
     ]
     engine = {"dtype": "bfloat16", "max_model_len": 512, "num_threads": 1}
-    target = {"quantization": quantization}
+    target = {"quantization": form}
+    if form == "packed":
+        mixed = pack_folder(DEMO / "target", tmp_path / "packed", Kind.Q4_1, Kind.Q8_0)
+        target = {"model_path": str(mixed)}
     with EngineStage(replace(find_models("demo"), engine=engine)) as stage:
         found = [
             [answer.content for answer in stage.run(asks, Way(k=k, target=target), batch).answers]
