@@ -17,7 +17,7 @@ from deployments.config.fault import Fault
 from deployments.config.model_files import folder_of, to_come
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources, deployment_of
 from deployments.config.sections.models import ModelConfig, Models
-from models.checkpoint.packed_shapes import as_packed, kept_bytes, packed_layers
+from models.checkpoint.packed_shapes import as_packed, kept_bytes, packed_shapes
 from models.checkpoint.stored_weights import (
     num_stored_parameters,
     stored_shapes,
@@ -182,7 +182,7 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
     found = as_packed(model.model_copy(update={"model_path": str(folder)}))
     shapes = stored_shapes(Path(found.model_path))
-    if packed_layers(shapes):
+    if packed_shapes(shapes):
         weights = kept_bytes(shapes, _BITS[model.dtype] // 8)
         return RankBytes(weights=weights, kv=model.kv_cache_memory or 0)
     is_rounded = model.quantization or (model.device.startswith("cuda") and stores_float8(folder))

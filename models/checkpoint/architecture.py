@@ -60,7 +60,7 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
     text = hf_config.get_text_config()
     if is_packed(hf_config):
-        refuse_packed(config)
+        refuse_packed(config, hf_config)
     if is_own:
         refuse_unshardable(hf_config, config.tensor_parallel_size)
         as_stored(config, hf_config)

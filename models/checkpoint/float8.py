@@ -53,7 +53,7 @@ def is_float8(hf_config: PreTrainedConfig) -> bool:
         f"the checkpoint is quantised already (quantization_config with quant_method {method!r}), "
         "and such weights are not read; take the original, with quantization: q8 (on a GPU fp8) "
         "if it shall be rounded when it is loaded, or one published as FP8-dynamic by "
-        "compressed-tensors"
+        "compressed-tensors, or on a CPU one of awq or gptq"
     )
 
 

@@ -30,7 +30,7 @@ from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, give_scales, is_float8, kept_as_stored, unscaled
-from models.checkpoint.packed import is_packed, load_packed
+from models.checkpoint.packed import is_packed, load_packed, packing_of
 from models.checkpoint.packed_shapes import as_packed
 from models.checkpoint.stored_shapes import check_stored_shapes, quiet, refuse_unfitting
 from models.checkpoint.stored_weights import check_weights, weight_files
@@ -126,8 +126,10 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     if keeps_scales and Path(config.model_path).is_dir():
         as_types = kept_as_stored(Path(config.model_path), world_size)
     with quiet(), pieces_of_memory(), as_types:
-        load = load_packed if is_packed(hf_config) else _load_weights
-        model = load(unscaled(hf_config), config)
+        if is_packed(hf_config):
+            model = load_packed(unscaled(hf_config), config, packing_of(hf_config))
+        else:
+            model = _load_weights(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
     if has_scales:

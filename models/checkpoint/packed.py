@@ -1,13 +1,13 @@
 """Loads checkpoints whose linear layers are kept in groups of few bits, as they are stored.
 
-Such a folder is an ordinary one but for these layers (`models/packed_names.py`). Its config.json
-says so under quantization_config. Nothing is multiplied out: the layers hold their codes until the
-back-end takes them.
+Such a folder is an ordinary one but for these layers (`models/packed_names.py`), or one of AWQ or
+GPTQ. Its config.json says so under quantization_config. Nothing is multiplied out: the layers hold
+their codes until the back-end takes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from models.attention.interface import ATTENTION_NAME
-from models.checkpoint.packed_shapes import packed_layers
+from models.checkpoint.packed_formats import AWQ, GPTQ, check_terms, read_other
+from models.checkpoint.packed_shapes import packed_shapes, whole_shapes
 from models.checkpoint.stored_weights import weight_files
 from models.config import EngineConfig
 from models.layers.family import refuse_other_families
@@ -27,27 +28,32 @@ from models.packed_names import GROUP, METHOD
 
 
 def is_packed(hf_config: PreTrainedConfig) -> bool:
-    """Return whether the checkpoint's layers are in groups.
-
-    Raises:
-        ValueError: its groups are of another size.
-    """
-    terms: Any = getattr(hf_config, "quantization_config", None)
-    if not isinstance(terms, dict) or terms.get("quant_method") != METHOD:
-        return False
-    if terms.get("group_size") != GROUP:
-        raise ValueError(
-            f"quantization_config.group_size must be {GROUP}, got {terms.get('group_size')!r}"
-        )
-    return True
+    """Return whether the checkpoint's layers are in groups."""
+    return packing_of(hf_config).get("quant_method") in (METHOD, AWQ, GPTQ)
 
 
-def refuse_packed(config: EngineConfig) -> None:
-    """Check that a config goes with weights in groups.
+def packing_of(hf_config: PreTrainedConfig) -> dict[str, Any]:
+    """Return what the checkpoint says of how its weights are rounded; empty: they are not."""
+    found: Any = getattr(hf_config, "quantization_config", None) or {}
+    terms: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    return terms
+
+
+def refuse_packed(config: EngineConfig, hf_config: PreTrainedConfig) -> None:
+    """Check that a config goes with the checkpoint's weights in groups, and these with our own.
 
     Raises:
         ValueError: it does not; names the key.
     """
+    terms = packing_of(hf_config)
+    if terms["quant_method"] != METHOD:
+        if config.engine == "vllm":  # which reads them by itself
+            return
+        check_terms(terms)
+    elif terms.get("group_size") != GROUP:
+        raise ValueError(
+            f"quantization_config.group_size must be {GROUP}, got {terms.get('group_size')!r}"
+        )
     wanted: dict[str, tuple[object, ...]] = {
         "engine": ("own",),
         "device": ("cpu",),
@@ -59,17 +65,20 @@ def refuse_packed(config: EngineConfig) -> None:
     for key, values in wanted.items():
         if (got := getattr(config, key)) not in values:
             raise ValueError(
-                f"model_path {config.model_path!r} keeps weights in groups of {GROUP}, for {key} "
+                f"model_path {config.model_path!r} keeps weights in groups, served for {key} "
                 f"{' or '.join(map(str, values))}, got {got}"
             )
 
 
-def load_packed(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrainedModel:
+def load_packed(
+    hf_config: PreTrainedConfig, config: EngineConfig, terms: Mapping[str, Any]
+) -> PreTrainedModel:
     """Load a checkpoint with weights in groups.
 
     Args:
         hf_config: of the model, without its quantization.
         config: what to load.
+        terms: its quantization, as of `packing_of`.
 
     Raises:
         ValueError: its layers are of no known family, or the files do not hold its weights.
@@ -77,11 +86,13 @@ def load_packed(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrained
     dtype = getattr(torch, config.dtype)
     model = shapes_of(hf_config, dtype, ATTENTION_NAME)
     tensors = dict(_tensors(Path(config.model_path)))
+    shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+    is_own = terms["quant_method"] == METHOD
     grouped = {
-        name: stored_groups(tensors, name)
-        for name in packed_layers({name: tuple(one.shape) for name, one in tensors.items()})
+        name: stored_groups(tensors, name) if is_own else read_other(tensors, name, terms)
+        for name in packed_shapes(shapes)
     }
-    whole = {name: one.to(dtype) for name, one in tensors.items() if one.is_floating_point()}
+    whole = {name: tensors[name].to(dtype) for name in whole_shapes(shapes) if name in tensors}
     for name, stored in grouped.items():
         _replace(model, name, stored, whole.pop(f"{name}.bias", None), dtype)
     model.load_state_dict(whole, strict=False, assign=True)

@@ -1,6 +1,7 @@
 """Finds weights in groups in a checkpoint's files, by their headers: no weight is read.
 
-Imports no torch.
+Such weights lie in our own form (`models/packed_names.py`), or in those of AWQ and GPTQ. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from models.checkpoint.stored_weights import stored_shapes
 from models.config import GROUPED, EngineConfig
@@ -16,33 +18,52 @@ from models.packed_names import CODES, FOLDER, GROUP, MINIMA, SCALES
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+# Tensors of AWQ and GPTQ: codes, what is zero, and the group of each input. Scales are as ours.
+QWEIGHT, QZEROS, GROUP_OF = ".qweight", ".qzeros", ".g_idx"
+WORD_BITS = 32  # of the integers that hold their codes
+_PARTS = (CODES, SCALES, MINIMA, QWEIGHT, QZEROS, GROUP_OF)
 
-def packed_layers(shapes: Shapes) -> list[str]:
-    """Return the names of the layers whose weights are in groups; empty: there are none."""
-    return [name.removesuffix(CODES) for name in shapes if name.endswith(CODES)]
+
+class PackedShape(NamedTuple):
+    """A weight in groups."""
+
+    num_outputs: int
+    num_inputs: int
+    bits: int  # of a code
+
+
+def packed_shapes(shapes: Shapes) -> dict[str, PackedShape]:
+    """Return the weights in groups by the names of their layers; empty: there are none."""
+    own = {name.removesuffix(CODES) for name in shapes if name.endswith(CODES)}
+    others = {name.removesuffix(QWEIGHT) for name in shapes if name.endswith(QWEIGHT)}
+    found = {name: _own_shape(shapes, name) for name in own}
+    return found | {name: _other_shape(shapes, name) for name in others}
 
 
 def whole_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's weights, as if none were in groups."""
-    layers = packed_layers(shapes)
-    parts = {name + part for name in layers for part in (CODES, SCALES, MINIMA)}
+    layers = packed_shapes(shapes)
+    parts = {name + part for name in layers for part in _PARTS}
     whole = {name: shape for name, shape in shapes.items() if name not in parts}
-    return whole | {f"{name}.weight": _shape(shapes, name) for name in layers}
+    return whole | {f"{name}.weight": layer[:2] for name, layer in layers.items()}
 
 
 def kept_bytes(shapes: Shapes, itemsize: int) -> int:
-    """Return the memory of a checkpoint whose weights are kept as they are stored.
+    """Return the memory of a checkpoint whose weights stay in groups.
 
     Args:
         shapes: of all its tensors.
         itemsize: bytes of a number that is in no group.
     """
-    total = 0
-    for name, shape in shapes.items():
-        kind = name[name.rfind(".") :]
-        is_part = kind in (CODES, SCALES, MINIMA)
-        total += math.prod(shape) * ({CODES: 1}.get(kind, 2) if is_part else itemsize)
-    return total
+    layers = packed_shapes(shapes)
+    parts = {name + part for name in layers for part in _PARTS}
+    whole = sum(math.prod(shape) for name, shape in shapes.items() if name not in parts)
+    of_group = {bits: GROUP * bits // 8 + (4 if bits == 4 else 2) for bits in (4, 8)}
+    grouped = sum(
+        layer.num_outputs * layer.num_inputs // GROUP * of_group[layer.bits]
+        for layer in layers.values()
+    )
+    return whole * itemsize + grouped
 
 
 def as_packed(config: EngineConfig) -> EngineConfig:
@@ -67,11 +88,27 @@ def as_packed(config: EngineConfig) -> EngineConfig:
 def _usual_bits(shapes: Shapes) -> int:
     """Return the bits of most weights that are in groups; 0: there are none."""
     counts = Counter[int]()
-    for name in packed_layers(shapes):
-        counts[4 if name + MINIMA in shapes else 8] += math.prod(_shape(shapes, name))
+    for layer in packed_shapes(shapes).values():
+        counts[layer.bits] += layer.num_outputs * layer.num_inputs
     return max(counts, key=counts.__getitem__, default=0)
 
 
-def _shape(shapes: Shapes, name: str) -> tuple[int, ...]:
+def _own_shape(shapes: Shapes, name: str) -> PackedShape:
     num_outputs, num_groups = shapes[name + SCALES]
-    return num_outputs, num_groups * GROUP
+    return PackedShape(num_outputs, num_groups * GROUP, 4 if name + MINIMA in shapes else 8)
+
+
+def _other_shape(shapes: Shapes, name: str) -> PackedShape:
+    """Return the shape of AWQ's [I, N / 8] words, or of GPTQ's [I / 8, N] (8 codes of 4 bits).
+
+    Raises:
+        ValueError: a tensor that goes with them is missing.
+    """
+    if missing := [part for part in (SCALES, QZEROS) if name + part not in shapes]:
+        raise ValueError(f"{name}{QWEIGHT} is stored without {name}{missing[0]}")
+    num_outputs = shapes[name + SCALES][1]
+    bits = shapes[name + QZEROS][1] * WORD_BITS // num_outputs
+    num_rows, num_columns = shapes[name + QWEIGHT]
+    is_awq = num_columns != num_outputs
+    num_inputs = num_rows if is_awq else num_rows * WORD_BITS // bits
+    return PackedShape(num_outputs, num_inputs, bits)

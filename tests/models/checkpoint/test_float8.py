@@ -233,7 +233,7 @@ def test_checks_know_its_size(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "group"),
     [
-        ({"quant_method": "gptq"}, {}),
+        ({"quant_method": "bitsandbytes"}, {}),
         ({"format": "int-quantized"}, {}),
         ({"kv_cache_scheme": {"num_bits": 8}}, {}),
         ({"config_groups": {}}, {}),

@@ -1,0 +1,118 @@
+"""Folders of AWQ and GPTQ: their numbers, on CPUs in groups of ours, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from models.checkpoint.loader import load_checkpoint
+from models.checkpoint.memory_estimate import memory_estimate
+from models.checkpoint.stored_shapes import check_stored_shapes
+from models.config import EngineConfig
+from models.engine.runner import ModelRunner, SequenceRows
+from models.layers.grouped import GroupedLinear
+from tests.cases.models.llama_family import CONFIGS, write
+from tests.cases.packed_formats import publish
+
+TEXT = list(range(5, 69))
+EACH = [("awq", 4, False), ("gptq", 4, False), ("gptq", 4, True), ("gptq", 8, True)]
+
+
+def config_of(folder: Path, **keys: Any) -> EngineConfig:
+    terms: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1} | keys
+    return EngineConfig(model_path=str(folder), **terms)
+
+
+def write_original(folder: Path) -> Path:
+    config = copy.deepcopy(CONFIGS["llama"])
+    config.intermediate_size = 192
+    write(config, folder)
+    return folder
+
+
+@pytest.mark.parametrize(("method", "bits", "is_symmetric"), EACH)
+def test_numbers_and_logits_are_the_folders(
+    method: str, bits: int, is_symmetric: bool, tmp_path: Path
+) -> None:
+    original, folder = write_original(tmp_path / "original"), tmp_path / "published"
+    numbers = publish(original, folder, method, bits, is_symmetric=is_symmetric)
+    config = config_of(folder)
+    check_stored_shapes(config)
+    loaded = {
+        name: module.weight.dequantized()
+        for name, module in load_checkpoint(config).model.named_modules()
+        if isinstance(module, GroupedLinear)
+    }
+    assert loaded.keys() == numbers.keys()
+    for name, weight in numbers.items():  # minima are rounded to float16
+        torch.testing.assert_close(loaded[name], weight, rtol=0, atol=2e-3)
+    whole: Any = AutoModelForCausalLM.from_pretrained(original)
+    with torch.inference_mode():
+        for name, weight in numbers.items():
+            whole.get_submodule(name).weight.copy_(weight)
+        expected = whole(torch.tensor([TEXT])).logits[0]
+    runner = ModelRunner(config)
+    assert runner.batch_invariant
+    table = runner.pool.new_table()
+    table.resize(len(TEXT))
+    found = runner.forward([SequenceRows(table, 0, TEXT, len(TEXT))])
+    assert (found - expected).norm() / expected.norm() < 0.1
+    estimate = memory_estimate(config)
+    assert estimate.weight_bytes == runner.weight_bytes
+    assert estimate.num_parameters == memory_estimate(config_of(original)).num_parameters
+
+
+@pytest.mark.parametrize(
+    ("terms", "complaint"),
+    [
+        ({"bits": 3}, r"quantization_config\.bits of gptq must be 4 or 8, got 3"),
+        ({"group_size": 48}, r"group_size of gptq must be a multiple of 32 or -1, got 48"),
+        ({"quant_method": "awq", "bits": 8}, r"bits of awq must be 4, got 8"),
+        ({"quant_method": "awq", "version": "gemv"}, r"version of awq must be gemm .*'gemv'"),
+        ({"quant_method": "bitsandbytes"}, "quantised already .*'bitsandbytes'.* awq or gptq"),
+    ],
+)
+def test_groups_that_are_not_read_are_refused(
+    terms: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "published"
+    publish(write_original(tmp_path / "original"), folder, "gptq")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= terms
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=complaint):
+        memory_estimate(config_of(folder))
+
+
+def test_a_gpu_takes_them_by_vllm_only(tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    publish(write_original(tmp_path / "original"), folder, "awq")
+    gpu = {"device": "cuda", "kv_cache_tokens": 1024, "dtype": "bfloat16"}
+    with pytest.raises(ValueError, match="groups, served for device cpu, got cuda"):
+        memory_estimate(config_of(folder, **gpu))
+    assert memory_estimate(config_of(folder, **gpu, engine="vllm")).weight_bytes > 0
+
+
+def test_other_orders_and_zeros_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    publish(write_original(tmp_path / "original"), folder, "gptq", 8)
+    file = folder / "model.safetensors"
+    tensors, layer = load_file(file), "model.layers.1.mlp.down_proj"
+    order = tensors[f"{layer}.g_idx"].flip(0)
+    save_file(tensors | {f"{layer}.g_idx": order.clone()}, file)
+    with pytest.raises(ValueError, match=rf"{layer}: .* order of their groups \(desc_act\)"):
+        load_checkpoint(config_of(folder))
+    zeros = tensors[f"{layer}.qzeros"] + 1
+    save_file(tensors | {f"{layer}.qzeros": zeros}, file)
+    with pytest.raises(ValueError, match=rf"{layer}: 8-bit codes are read with zero at 128 only"):
+        load_checkpoint(config_of(folder))
+    save_file({k: v for k, v in tensors.items() if k != f"{layer}.scales"}, file)
+    with pytest.raises(ValueError, match=rf"{layer}\.qweight is stored without {layer}\.scales"):
+        load_checkpoint(config_of(folder))
