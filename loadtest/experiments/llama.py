@@ -1,4 +1,4 @@
-"""Experiments with llama.cpp beside ours: the same prompts, weights in bfloat16 and threads.
+"""Experiments with llama.cpp beside ours: the same prompts, weights and threads.
 
 Without `--llama-server` ours is measured alone. Beside engines llama.cpp is timed by its own clock,
 and beside HTTP by the client's. Run them with `--threads 1` and `--threads 2`.
@@ -14,7 +14,7 @@ from typing import Any
 from loadtest.frame.claims import Goal
 from loadtest.frame.experiment import Experiment, Workload
 from loadtest.frame.prompts import Prompt
-from loadtest.frame.ways import Way
+from loadtest.frame.ways import Way, name_of
 from loadtest.frame.workloads import chats
 from router.limits import SpeculationLimits
 
@@ -96,22 +96,74 @@ LLAMA_349M = Experiment(
     **_SAME,
 )
 
-LLAMA_SMOLLM2 = Experiment(
-    question="how fast is llama.cpp beside ours, with a real model and no draft model",
-    workloads=tasks_of(_TASKS),
-    ways=beside((3, 5, 8), "llama", has_draft=False),
-    goals=_WITHOUT,
-    pair="smollm2",
-    tokens=64,
-    **_SAME,
-)
-
 LLAMA_HTTP = Experiment(
     question="how fast is llama.cpp beside ours over HTTP, with a real model and no draft model",
     workloads=tasks_of(_TASKS),
     ways=beside((3, 5, 8), "llama-http", has_draft=False),
     stages=("http",),
     goals=_WITHOUT,
+    pair="smollm2",
+    tokens=64,
+    **_SAME,
+)
+
+
+# Files of one model, by the types that llama-quantize makes of target.gguf.
+_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
+_WHOLE, _DRAFTED = "BF16", "Q4_0"
+
+
+def _file(kind: str) -> Mapping[str, str]:
+    return {} if kind == _WHOLE else {"model_path": f"gguf/smollm2/{kind}.gguf"}
+
+
+def _undrafted(kind: str) -> dict[str, Way]:
+    return {
+        f"ours {kind}": Way(k=0, target=_file(kind), texts=kind),
+        f"llama {kind}": Way(k=0, at="llama", target=_file(kind), texts=""),
+    }
+
+
+def _drafted(kind: str) -> dict[str, Way]:
+    target = _file(kind)
+    ours = {
+        f"ours {kind} {name_of(k)}": Way(k=k, target=target, texts=kind) for k in (3, 5, 8, None)
+    }
+    theirs = {
+        f"llama {kind} {name}": Way(k=0, at="llama", drafter=name, target=target, texts="")
+        for name in _LOOKUPS
+    }
+    return ours | theirs
+
+
+LLAMA_SMOLLM2 = Experiment(
+    question="how fast is llama.cpp beside ours, by the bits of a real model without a draft model",
+    workloads=tasks_of(_TASKS),
+    ways={
+        name: way
+        for kind in (_WHOLE, *_TYPES)
+        for name, way in (
+            _undrafted(kind) | (_drafted(kind) if kind in (_WHOLE, _DRAFTED) else {})
+        ).items()
+    },
+    goals=(
+        *(
+            Goal(way=f"llama {kind}", to=f"ours {kind}", measure="decode_tokens_per_s", at_most=1.1)
+            for kind in (_WHOLE, *_TYPES)
+        ),
+        *(
+            Goal(
+                way=f"ours {kind} *",
+                to=f"llama {kind} *",
+                by="ratio to best",
+                measure="decode_tokens_per_s",
+                at_least=1.4,
+                only={"workload": task},
+            )
+            for kind in (_WHOLE, _DRAFTED)
+            for task in _REPEATING
+        ),
+    ),
     pair="smollm2",
     tokens=64,
     **_SAME,

@@ -254,7 +254,7 @@ class LlamaStage(Closing):
     """Implements `Stage` with a server of its own for each run, one request at a time.
 
     A way without a drafter drafts its `k` with the draft model. A drafter is a name of `LOOKUPS`,
-    or options of the server.
+    or options of the server. A way's own `model_path` is a GGUF file in place of the target's.
 
     Args:
         binary: the server.
@@ -290,7 +290,9 @@ class LlamaStage(Closing):
         prompt = tokenizer.encode_chat([{"role": "user", "content": _WARM_UP}])
         warm_up = Ask(prompt_ids=tuple(prompt), max_tokens=_WARM_UP_TOKENS)
         threads = int(self._models.engine["num_threads"])
-        with self._server.serving(threads, self._options(way)) as client:
+        own = way.target.get("model_path")
+        server = self._server if own is None else replace(self._server, target=Path(own))
+        with server.serving(threads, self._options(way)) as client:
             one = client.ask_streamed if self._is_streamed else client.ask
             one(warm_up)
             answers = [one(ask) for ask in asks]

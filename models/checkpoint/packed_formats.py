@@ -1,8 +1,8 @@
 """Reads the weights of AWQ and GPTQ as ours in groups of 32 inputs.
 
 Both have codes, scales and zeros: weight = scale * (code - zero). A code is a few bits of a 32-bit
-word. Larger groups become several of ours, with the same scale. The minimum of 4-bit codes, -scale
-* zero, is rounded to float16; 8-bit codes are served where every zero is 128.
+word. Larger groups become several of ours, with the same scale. The minimum of 4-bit codes is the
+product of -scale and zero, rounded to float16. Codes of 8 bits are served where every zero is 128.
 
     AWQ   qweight [I, N / 8], qzeros [G, N / 8], scales [G, N]; outputs of a word: 0 2 4 6 1 3 5 7
     GPTQ  qweight [I / 8, N], qzeros [G, N / 8], scales [G, N], g_idx [I]; zeros are one less but

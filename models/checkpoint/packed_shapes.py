@@ -69,9 +69,8 @@ def kept_bytes(shapes: Shapes, itemsize: int) -> int:
 def as_packed(config: EngineConfig) -> EngineConfig:
     """Return the config of the packed model in the checkpoint's folder, where that is asked for.
 
-    A folder that was converted from a file of few bits may have that file's own weights beside
-    those it was converted to. Then q4 or q8 means these, by the bits that most of them have:
-    nothing is rounded twice.
+    A folder that was converted from a file of few bits may have that file's own weights too. Then
+    q4 or q8 means these, by the bits that most of them have: nothing is rounded twice.
 
     Raises:
         ValueError: a file cannot be read.
@@ -99,7 +98,7 @@ def _own_shape(shapes: Shapes, name: str) -> PackedShape:
 
 
 def _other_shape(shapes: Shapes, name: str) -> PackedShape:
-    """Return the shape of AWQ's [I, N / 8] words, or of GPTQ's [I / 8, N] (8 codes of 4 bits).
+    """Return the shape of AWQ's words [I, N / 8], or of GPTQ's [I / 8, N].
 
     Raises:
         ValueError: a tensor that goes with them is missing.

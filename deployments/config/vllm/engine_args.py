@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config.keys import put
-from deployments.config.model_files import resolve_model
+from deployments.config.model_paths import resolve_model
 from deployments.config.sections.models import ModelConfig
 from deployments.config.vllm.speculative import translated_speculation
 from deployments.config.vllm.words import WORDS, Word, asks_for_nothing, refusal

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.config.model_files import resolve_folder
+from deployments.config.model_paths import resolve_folder
 from deployments.config.vllm.words import Word, asks_for_nothing, refusal
 from models.heads.config import CHECKPOINT, heads_kind
 from models.protocol.rules import COUPLED, REJECTION

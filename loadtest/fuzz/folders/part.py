@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config.fit import measured
-from deployments.config.model_files import REPO_ROOT, file_faults
+from deployments.config.model_files import file_faults
+from deployments.config.model_paths import REPO_ROOT
 from deployments.config.schema import AppConfig
 from deployments.llm import LLM, SamplingParams
 from loadtest.fuzz.cases import Outcome, RunCase

@@ -66,7 +66,7 @@ def beside_others(seen_from: Path) -> str:
             claim
             for result in results
             for claim in result["claims"]
-            if "/ llama.cpp" in claim["text"] and "time per token" not in claim["text"]
+            if "/ llama" in claim["text"] and "time per token" not in claim["text"]
         ]
         links = ", ".join(_link(result) for result in results)
         parts.append(f"{pair} {_range(claims)} times llama.cpp with {what} ({links})")

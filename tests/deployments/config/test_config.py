@@ -6,7 +6,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.applications import IMPORT_PATH, MODEL_IMPORT_PATH
-from deployments.config.model_files import check_models, resolve_folder, resolved
+from deployments.config.model_files import check_models, resolved
+from deployments.config.model_paths import resolve_folder
 from deployments.config.reference import differing
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import LeaseConfig, ModelArgs, Models

@@ -10,7 +10,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from deployments.config.__main__ import main
 from deployments.config.fit import gigabytes
-from deployments.config.model_files import file_faults, resolve_folder, resolve_model, resolved
+from deployments.config.model_files import file_faults, resolved
+from deployments.config.model_paths import resolve_folder, resolve_model
 from deployments.config.schema import AppConfig
 from loadtest.service.served import free_port
 from models.fetch.known import SMOLLM2
