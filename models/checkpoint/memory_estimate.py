@@ -38,7 +38,8 @@ from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
-from models.layers.groups import Bits, grouped_bytes
+from models.layers.family import can_take_apart
+from models.layers.groups import TABLE_BITS, Bits, grouped_bytes
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 from models.layers.shapes import shapes_of
 from models.parallel.layers import refuse_undivided
@@ -229,6 +230,12 @@ def _rounded_model_bytes(model: Any, world_size: int, itemsize: int, bits: Bits 
     linears = {name: one for name, one in model.named_modules() if type(one) in (nn.Linear, Conv1D)}
     taken = {id(one.weight) for one in linears.values()}
     embedded = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    output = model.get_output_embeddings()
+    if bits is not None and id(output.weight) in embedded and can_take_apart(model):
+        embedded.clear()  # read out of the output layer
+        tables = {id(output)}
+    else:
+        tables = set()
     biases = {id(one.bias) for one in linears.values() if one.bias is not None}
     total = sum(
         weight.numel() * itemsize // (world_size if _is_divided(name, plan) else 1)
@@ -237,7 +244,8 @@ def _rounded_model_bytes(model: Any, world_size: int, itemsize: int, bits: Bits 
     )
     for name, layer in linears.items():
         num_ranks = world_size if _is_divided(f"{name}.weight", plan) else 1
-        total += _rounded_layer_bytes(layer, itemsize, num_ranks, bits)
+        its_bits = TABLE_BITS if id(layer) in tables else bits
+        total += _rounded_layer_bytes(layer, itemsize, num_ranks, its_bits)
     return total
 
 

@@ -24,6 +24,7 @@ from models.cpu.decoder_layer import HIDDEN, Layer, norm_of, take_apart
 from models.cpu.embedding import Embedding, PackedEmbedding, WholeEmbedding
 from models.cpu.layer_program import LayerProgram
 from models.cpu.product import KernelLinear
+from models.cpu.quantizer import Quantizer
 from models.cpu.shared_weights import kept
 from models.layers.family import like_of, rotary_tables
 from models.layers.grouped import GroupedEmbedding, weight_of
@@ -58,8 +59,12 @@ class FusedDecoder:
         self.num_threads = num_threads
         final_norm = norm_of(inner.norm)
         output: Any = model.get_output_embeddings()
-        self.head: KernelLinear = make_linear(weight_of(output), output.bias)
-        self.embedding = _embedding(model, self.head, make_linear)
+        weight, is_table = weight_of(output), _shares_weight(model)
+        if is_table and isinstance(make_linear, Quantizer) and isinstance(weight, Tensor):
+            weight = make_linear.of_table(weight)
+        is_table = is_table and not isinstance(weight, Tensor)
+        self.head: KernelLinear = make_linear(weight, output.bias)
+        self.embedding = _embedding(model, self.head if is_table else None, make_linear)
         model.set_output_embeddings(nn.Identity())
         layers = [
             take_apart(layer, window, make_linear)
@@ -109,12 +114,23 @@ class FusedDecoder:
         return self._program.products
 
 
-def _embedding(model: Any, head: KernelLinear, make_linear: MakeLinear) -> Embedding:
-    """Return the rows of input ids; those in groups leave the model, or lie in its output layer."""
+def _shares_weight(model: Any) -> bool:
+    """Return whether the output layer's weight is the embedding's."""
+    own, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if isinstance(own, GroupedEmbedding):
+        return own.stored is getattr(output, "stored", None)
+    return own.weight is output.weight
+
+
+def _embedding(model: Any, table: KernelLinear | None, make_linear: MakeLinear) -> Embedding:
+    """Return the rows of input ids.
+
+    They are those of `table`, an output layer in groups, or the model's own. Those in groups are
+    out of the model then, which looks them up here.
+    """
     own = model.get_input_embeddings()
-    if not isinstance(own, GroupedEmbedding):
+    if table is None and not isinstance(own, GroupedEmbedding):
         return WholeEmbedding(kept(own.weight.detach()))
-    is_shared = own.stored is getattr(model.get_output_embeddings(), "stored", None)
-    packed = PackedEmbedding(head if is_shared else make_linear(own.weight, None))
+    packed = PackedEmbedding(table or make_linear(own.weight, None))
     model.set_input_embeddings(packed)
     return packed

@@ -23,6 +23,7 @@ from models.packed_names import GROUP
 
 Bits = Literal[4, 8]
 OFFSET = 128  # of 8-bit codes
+TABLE_BITS: Bits = 8  # of an output layer that shares the embedding's weight
 _LEVELS = {8: 127, 4: 15}
 _SYMMETRIC = 8  # code of zero where the largest 4-bit weight of a group sets the scale
 _FACTOR_BYTES = 4

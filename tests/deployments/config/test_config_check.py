@@ -72,7 +72,7 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
         "router.speculation.num_speculative_tokens=3",
     )
     assert status == 0
-    assert "bfloat16, q8; 7.5 M parameters, 10.1 MB of weights per rank (10.9 bits each)" in said
+    assert "bfloat16, q8; 7.5 M parameters, 8.05 MB of weights per rank (8.6 bits each)" in said
     assert "2 replicas of {CPU: 0.1}" in said
     assert "k          3, drafted by draft_model" in said
 

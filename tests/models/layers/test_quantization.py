@@ -15,7 +15,7 @@ from models.cpu.backend import FusedForward
 from models.cpu.product import KernelLinear
 from models.cpu.quantizer import Quantizer
 from models.engine.runner import ModelRunner, SequenceRows
-from models.layers.groups import group_weight
+from models.layers.groups import TABLE_BITS, group_weight
 from models.layers.linear import RowwiseActivation, make_rowwise
 from models.layers.quantization import quantize_weight
 
@@ -123,10 +123,15 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
     config = _config(path, quantization=quantization)
     assert isinstance(ModelRunner(config).layers, FusedForward) == is_fused
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    table = model.get_input_embeddings()
+    is_tied = table.weight is model.lm_head.weight
     for module in model.modules():
-        if isinstance(module, nn.Linear):  # of a tied pair the head alone
-            rounded = group_weight(module.weight, GROUPED[quantization]).dequantized()
-            module.weight = nn.Parameter(rounded)
+        if isinstance(module, nn.Linear):
+            is_table = is_fused and is_tied and module is model.lm_head
+            bits = TABLE_BITS if is_table else GROUPED[quantization]
+            module.weight = nn.Parameter(group_weight(module.weight, bits).dequantized())
+    if is_fused and is_tied:
+        table.weight = model.lm_head.weight
     expected = model(torch.tensor([TEXT])).logits[0]
     assert (_logits(config) - expected).norm() / expected.norm() < 0.1
 
