@@ -32,7 +32,6 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "kinds-in-short": _of("kinds", front.kinds),
     "pair": _of("bench-349m-18m", speed.bench),
     "demo-pair": _of("bench-demo", speed.bench),
-    "llama-smollm2": _of("llama-smollm2", peer.peer),
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
     "llama-demo": _of("llama-demo", peer.peer),
     "llama-349m-18m-tasks": _of("llama-349m-18m-tasks", peer.peer),

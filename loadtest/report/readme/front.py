@@ -17,6 +17,8 @@ _PEERS = {
 
 _KINDS = ("extraction", "context", "math", "knowledge")  # of prompts, by what drafts should bring
 
+_OVER_LLAMA = ("/ llama.cpp", "/ the best of llama")  # in claims that compare both sides' drafts
+
 Claim = Mapping[str, Any]
 
 
@@ -66,7 +68,8 @@ def beside_others(seen_from: Path) -> str:
             claim
             for result in results
             for claim in result["claims"]
-            if "/ llama" in claim["text"] and "time per token" not in claim["text"]
+            if any(words in claim["text"] for words in _OVER_LLAMA)
+            and "time per token" not in claim["text"]
         ]
         links = ", ".join(_link(result) for result in results)
         parts.append(f"{pair} {_range(claims)} times llama.cpp with {what} ({links})")

@@ -62,7 +62,7 @@ def test_the_bench_shows_as_many_misses_as_the_result_has(name: str) -> None:
     assert bench(result).count("**missed**") == len(missed)
 
 
-@pytest.mark.parametrize("name", ["llama-smollm2", "llama-349m-18m"])
+@pytest.mark.parametrize("name", ["llama-349m-18m"])
 def test_the_comparison_with_a_peer_shows_its_misses_and_both_sides(name: str) -> None:
     result = Result.load(name, ROOT)
     shown = peer(result)
