@@ -83,7 +83,7 @@ class EngineConfig(Section):
         default="own",
         description="what computes the model's passes: own, for CPUs and dense models on GPUs; or "
         "vllm, the layers and kernels of vLLM, which must be installed, for what only it has: "
-        "mixtures of experts, latent attention, AWQ, GPTQ; on a CPU own is faster",
+        "LoRA, and on GPUs mixtures of experts, AWQ and GPTQ; on a CPU own is faster",
     )
     dtype: DtypeName = Field(default="bfloat16", description="of weights, activations and KV cache")
     device: str = Field(default="cpu", description="torch device of a rank: cpu, cuda")

@@ -10,6 +10,12 @@ N outputs, I inputs, G groups of `GROUP` inputs. `models/layers/groups.py` says 
 from __future__ import annotations
 
 GROUP = 32  # inputs that share a scale
+OFFSET = 128  # of 8-bit codes
 CODES, SCALES, MINIMA = ".codes", ".scales", ".minima"
 METHOD = "groups"  # quant_method in the config.json of such a folder
 FOLDER = "packed"  # in a checkpoint's folder: the same model with weights in groups
+
+
+def group_bytes(bits: int) -> int:
+    """Return the bytes of a group with codes of so many bits, its scale and minimum included."""
+    return GROUP * bits // 8 + (2 if bits == 8 else 4)

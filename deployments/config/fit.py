@@ -20,6 +20,7 @@ from deployments.config.placement import STRICT_PACK, Labels, Placement, Resourc
 from deployments.config.sections.models import ModelConfig, Models
 from models.checkpoint.packed_shapes import as_packed, kept_bytes, packed_shapes
 from models.checkpoint.stored_weights import (
+    num_stored_bytes,
     num_stored_parameters,
     stored_shapes,
     stores_float8,
@@ -181,6 +182,9 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     folder = folder_of(model, section)
     if to_come(folder, key) is not None:  # their headers are not here to be read
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
+    if model.engine == "vllm":
+        stored = num_stored_bytes(folder, _BITS[model.dtype] // 8) // model.tensor_parallel_size
+        return RankBytes(weights=stored, kv=model.kv_cache_memory or 0)
     found = as_packed(model.model_copy(update={"model_path": str(folder)}))
     shapes = stored_shapes(Path(found.model_path))
     if packed_shapes(shapes):

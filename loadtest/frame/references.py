@@ -23,6 +23,7 @@ from deployments.local.pair import local_config
 from loadtest.frame.runs import Answer, Ask, Run
 from loadtest.frame.stages import Closing, Models
 from loadtest.frame.ways import Way
+from models.checkpoint.packed import refuse_groups
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
@@ -41,7 +42,12 @@ ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callab
 
 
 def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceModel:
-    """Load a checkpoint as transformers runs it by default."""
+    """Load a checkpoint as transformers runs it by default.
+
+    Raises:
+        ValueError: its weights are in groups, which transformers does not read.
+    """
+    refuse_groups(str(path))
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     model.to(device).eval()
     # Given together with max_new_tokens it costs a warning per round of assisted generation.

@@ -6,8 +6,8 @@ scales are found row by row when they come (`models/gpu/fp8.py`). A GPU reads th
 are stored, so that a model never takes more memory there. Others read them like any numbers,
 because every one of float8 is one of bfloat16 and float16 as well. Then they are given their scales
 here. Layers keep the scales apart on a GPU, so that products are of the published numbers.
-Elsewhere no product takes float8, so they are multiplied. Anything else that is quantised is
-refused by name.
+Elsewhere no product takes float8, so they are multiplied. Groups of few bits are read elsewhere
+(`packed.py`). Anything else that is quantised is refused by name.
 """
 
 from __future__ import annotations

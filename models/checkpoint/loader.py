@@ -113,6 +113,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         raise ValueError(
             f"tensor_parallel_size is {config.tensor_parallel_size}, got {world_size} ranks"
         )
+    asked = config.quantization
     config = as_packed(config)
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
@@ -149,7 +150,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         head_dim=sizes.head_dim,
         windows=layer_windows(text),
         eos_ids=ids.eos_ids,
-        quantization=config.quantization,
+        quantization=asked or config.quantization,
         has_scales=keeps_scales,
         ranks=ranks,
     )

@@ -7,6 +7,7 @@ takes the time.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.checkpoint.packed import is_packed
-from models.checkpoint.packed_shapes import as_packed, kept_bytes
+from models.checkpoint.packed_shapes import as_packed, kept_bytes, whole_shapes
 from models.checkpoint.stored_weights import (
     num_stored_bytes,
     num_stored_parameters,
@@ -38,7 +39,7 @@ from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
-from models.layers.family import can_take_apart
+from models.layers.family import can_take_apart, refuse_other_families
 from models.layers.groups import TABLE_BITS, Bits, grouped_bytes
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 from models.layers.shapes import shapes_of
@@ -66,6 +67,7 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     Raises:
         ValueError: there is no checkpoint, or it cannot be served like this; with the reason.
     """
+    asked = config.quantization
     config = as_packed(config)
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
@@ -77,6 +79,7 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
     if is_packed(hf_config):
+        refuse_other_families(model, "weights in groups")
         weight_bytes = kept_bytes(stored_shapes(Path(config.model_path)), itemsize)
     else:
         weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))
@@ -86,11 +89,11 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
         weight_bytes=weight_bytes + _heads_bytes(model, config),
         bits_a_weight=8 * weight_bytes * config.tensor_parallel_size / num_parameters,
         kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize, num_key_layers(config.heads)),
-        quantization=config.quantization,
+        quantization=asked or config.quantization,
     )
 
 
-def vllm_weights(config: EngineConfig) -> tuple[int, int]:
+def vllm_weights(config: EngineConfig, hf_config: PreTrainedConfig) -> tuple[int, int]:
     """Return bytes and numbers of a rank's share of the weights, as vLLM keeps those of the files.
 
     Both are 0 where the files are not here.
@@ -102,7 +105,11 @@ def vllm_weights(config: EngineConfig) -> tuple[int, int]:
     if not folder.is_dir() or not any(folder.glob("*.safetensors")):
         return 0, 0
     itemsize = getattr(torch, config.dtype).itemsize
-    stored = num_stored_bytes(folder, itemsize), num_stored_parameters(folder)
+    if is_packed(hf_config):  # a word of 32 bits has several
+        num_weights = sum(map(math.prod, whole_shapes(stored_shapes(folder)).values()))
+    else:
+        num_weights = num_stored_parameters(folder)
+    stored = num_stored_bytes(folder, itemsize), num_weights
     num_bytes, num_weights = (one // config.tensor_parallel_size for one in stored)
     return num_bytes, num_weights
 
@@ -114,7 +121,7 @@ def _vllm_estimate(config: EngineConfig, hf_config: PreTrainedConfig) -> MemoryE
         per_token = text.num_hidden_layers * (latent + text.qk_rope_head_dim) * itemsize
     else:
         per_token = kv_bytes_per_token(key_sizes(hf_config, config.tensor_parallel_size), itemsize)
-    weight_bytes, num_weights = vllm_weights(config)
+    weight_bytes, num_weights = vllm_weights(config, hf_config)
     return MemoryEstimate(
         num_parameters=num_weights * config.tensor_parallel_size,
         weight_bytes=weight_bytes,

@@ -21,6 +21,7 @@ from models.checkpoint.packed_formats import AWQ, GPTQ, check_terms, read_other
 from models.checkpoint.packed_shapes import packed_shapes, whole_shapes
 from models.checkpoint.stored_weights import weight_files
 from models.config import EngineConfig
+from models.files import read_json
 from models.layers.family import refuse_other_families
 from models.layers.grouped import GroupedEmbedding, GroupedLinear, StoredGroups, stored_groups
 from models.layers.shapes import shapes_of
@@ -54,6 +55,7 @@ def refuse_packed(config: EngineConfig, hf_config: PreTrainedConfig) -> None:
         raise ValueError(
             f"quantization_config.group_size must be {GROUP}, got {terms.get('group_size')!r}"
         )
+    by_vllm = "" if terms["quant_method"] == METHOD else "; engine vllm reads them elsewhere"
     wanted: dict[str, tuple[object, ...]] = {
         "engine": ("own",),
         "device": ("cpu",),
@@ -66,8 +68,20 @@ def refuse_packed(config: EngineConfig, hf_config: PreTrainedConfig) -> None:
         if (got := getattr(config, key)) not in values:
             raise ValueError(
                 f"model_path {config.model_path!r} keeps weights in groups, served for {key} "
-                f"{' or '.join(map(str, values))}, got {got}"
+                f"{' or '.join(map(str, values))}, got {got}{by_vllm}"
             )
+
+
+def refuse_groups(path: str) -> None:
+    """Check that transformers can read the weights of a folder: it skips groups without an error.
+
+    Raises:
+        ValueError: they are in groups.
+    """
+    file = Path(path) / "config.json"
+    terms = read_json(file).get("quantization_config") if file.is_file() else None
+    if isinstance(terms, dict) and terms.get("quant_method") == METHOD:
+        raise ValueError(f"{path} keeps weights in groups of few bits: give a folder of whole ones")
 
 
 def load_packed(
@@ -85,6 +99,7 @@ def load_packed(
     """
     dtype = getattr(torch, config.dtype)
     model = shapes_of(hf_config, dtype, ATTENTION_NAME)
+    refuse_other_families(model, "weights in groups")
     tensors = dict(_tensors(Path(config.model_path)))
     shapes = {name: tuple(one.shape) for name, one in tensors.items()}
     is_own = terms["quant_method"] == METHOD
@@ -104,7 +119,6 @@ def load_packed(
             f"model_path {config.model_path!r} lacks {len(left)} weights that config.json means, "
             f"first {left[0]!r}"
         )
-    refuse_other_families(model, "weights in groups")
     return model.eval()
 
 

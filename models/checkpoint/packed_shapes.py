@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from models.checkpoint.stored_weights import stored_shapes
 from models.config import GROUPED, EngineConfig
-from models.packed_names import CODES, FOLDER, GROUP, MINIMA, SCALES
+from models.packed_names import CODES, FOLDER, GROUP, MINIMA, SCALES, group_bytes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -58,9 +58,8 @@ def kept_bytes(shapes: Shapes, itemsize: int) -> int:
     layers = packed_shapes(shapes)
     parts = {name + part for name in layers for part in _PARTS}
     whole = sum(math.prod(shape) for name, shape in shapes.items() if name not in parts)
-    of_group = {bits: GROUP * bits // 8 + (4 if bits == 4 else 2) for bits in (4, 8)}
     grouped = sum(
-        layer.num_outputs * layer.num_inputs // GROUP * of_group[layer.bits]
+        layer.num_outputs * layer.num_inputs // GROUP * group_bytes(layer.bits)
         for layer in layers.values()
     )
     return whole * itemsize + grouped
@@ -93,7 +92,15 @@ def _usual_bits(shapes: Shapes) -> int:
 
 
 def _own_shape(shapes: Shapes, name: str) -> PackedShape:
-    num_outputs, num_groups = shapes[name + SCALES]
+    """Return the shape of a weight in our own form.
+
+    Raises:
+        ValueError: its scales are missing, or of another form.
+    """
+    scales = shapes.get(name + SCALES, ())
+    if len(scales) != 2:
+        raise ValueError(f"{name}{CODES} is stored with scales of shape {list(scales)}, not [N, G]")
+    num_outputs, num_groups = scales
     return PackedShape(num_outputs, num_groups * GROUP, 4 if name + MINIMA in shapes else 8)
 
 

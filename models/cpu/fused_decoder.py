@@ -28,6 +28,7 @@ from models.cpu.quantizer import Quantizer
 from models.cpu.shared_weights import kept
 from models.layers.family import like_of, rotary_tables
 from models.layers.grouped import GroupedEmbedding, weight_of
+from models.layers.groups import TABLE_BITS, Bits, group_weight
 from models.layers.linear import MakeLinear
 
 
@@ -59,10 +60,9 @@ class FusedDecoder:
         self.num_threads = num_threads
         final_norm = norm_of(inner.norm)
         output: Any = model.get_output_embeddings()
-        weight, is_table = weight_of(output), _shares_weight(model)
-        if is_table and isinstance(make_linear, Quantizer) and isinstance(weight, Tensor):
-            weight = make_linear.of_table(weight)
-        is_table = is_table and not isinstance(weight, Tensor)
+        weight, is_table = weight_of(output), table_bits(model, make_linear) is not None
+        if is_table and isinstance(weight, Tensor):
+            weight = group_weight(weight, TABLE_BITS)
         self.head: KernelLinear = make_linear(weight, output.bias)
         self.embedding = _embedding(model, self.head if is_table else None, make_linear)
         model.set_output_embeddings(nn.Identity())
@@ -114,12 +114,18 @@ class FusedDecoder:
         return self._program.products
 
 
-def _shares_weight(model: Any) -> bool:
-    """Return whether the output layer's weight is the embedding's."""
+def table_bits(model: Any, make_linear: MakeLinear) -> Bits | None:
+    """Return the bits of an output layer that is the embedding too; None: it is not.
+
+    One that is rounded here has `TABLE_BITS`. With 4 it would cost more of the text than all other
+    layers together do.
+    """
     own, output = model.get_input_embeddings(), model.get_output_embeddings()
     if isinstance(own, GroupedEmbedding):
-        return own.stored is getattr(output, "stored", None)
-    return own.weight is output.weight
+        is_shared = own.stored is getattr(output, "stored", None)
+        return own.stored.bits if is_shared else None
+    is_rounded = isinstance(make_linear, Quantizer) and make_linear.rounds
+    return TABLE_BITS if is_rounded and own.weight is output.weight else None
 
 
 def _embedding(model: Any, table: KernelLinear | None, make_linear: MakeLinear) -> Embedding:

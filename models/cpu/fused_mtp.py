@@ -24,7 +24,8 @@ _STATES = buffer(6)
 class FusedMtp:
     """Implements `DraftLayer`. The joining product is two, one of states and one of embeddings.
 
-    Weights of bfloat16 are rounded to 8 bits, the target's output layer for it too.
+    Weights of bfloat16 are rounded to 8 bits, the target's output layer for it too. One that is in
+    groups serves the head as it is.
 
     Args:
         parts: as they were read; the layer loses its linear layers.
@@ -67,13 +68,13 @@ class FusedMtp:
     def _head(
         self, output: Tensor | GroupedWeight, decoder: FusedDecoder, make_linear: MakeLinear
     ) -> KernelLinear:
-        head: KernelLinear
-        if isinstance(output, Tensor):
-            head = make_linear(output if self._ids is None else output[self._ids], None)
-            return head
-        if self._ids is None:
+        if self._ids is None and (decoder.head.bits == 8 or not isinstance(output, Tensor)):
+            self.num_bytes -= output.shape[0] * output.shape[1] * output.dtype.itemsize
             return decoder.head
-        head = make_linear(output.rows(self._ids), None)
+        rows = output
+        if self._ids is not None:
+            rows = output[self._ids] if isinstance(output, Tensor) else output.rows(self._ids)
+        head: KernelLinear = make_linear(rows, None)
         return head
 
     def use(self, storage: LaneStorage) -> None:

@@ -55,6 +55,11 @@ def kernels_of(
     return [_KERNELS[dtype, bits]]
 
 
+def unpack_kernel(dtype: torch.dtype, bits: Bits) -> Callable[[Any], None]:
+    """Return the kernel that reads weights of so many bits back as rows of `dtype`."""
+    return _UNPACKS[dtype, bits]
+
+
 class Epilogue(NamedTuple):
     """Options for a product's outputs; the default changes nothing."""
 
@@ -72,6 +77,9 @@ class KernelLinear(nn.Module):
         bits: of the codes that a weight which is in no groups is rounded to
             (`models/layers/groups.py`); None: it is not rounded.
         is_gated: whether it gives SiLU of the gates times the rest, [..., outputs / 2].
+
+    Attributes:
+        bits: of its codes; None: the weight is in no groups.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class KernelLinear(nn.Module):
         self._scales: Tensor | None = None
         if isinstance(weight, Tensor) and bits is not None:
             weight = group_weight(weight.detach(), bits)
-        self._bits = None if isinstance(weight, Tensor) else weight.bits
+        self.bits = None if isinstance(weight, Tensor) else weight.bits
         if isinstance(weight, Tensor):
             self._panels = kept(whole_panels(weight.detach(), is_gated=is_gated))
         else:
@@ -116,7 +124,7 @@ class KernelLinear(nn.Module):
             target: field of [R, num_outputs].
             end: what becomes of the outputs.
         """
-        *packs, kernel = kernels_of(self._dtype, self._bits, self.in_features)
+        *packs, kernel = kernels_of(self._dtype, self.bits, self.in_features)
         steps = [self._packing_step(pack, table, source) for pack in packs]
         call = new_step(
             kernel, product.NUM_PARAMETERS, table, self._panels, self._scales, self._bias
@@ -147,9 +155,9 @@ class KernelLinear(nn.Module):
             table: of the pass, whose `PICKED` are the outputs; they are in groups and not gated.
             target: field of rows [R, inputs].
         """
-        assert self._bits is not None, "the weight is in no groups"
+        assert self.bits is not None, "the weight is in no groups"
         assert not self._is_gated, "gates lie between the others"
-        kernel = _UNPACKS[self._dtype, self._bits]
+        kernel = unpack_kernel(self._dtype, self.bits)
         call = new_step(kernel, unpacking.NUM_UNPACK_PARAMETERS, table, self._panels, self._scales)
         own = call.parameters
         own[unpacking.UNPACK_PANELS] = self._panels.data_ptr()

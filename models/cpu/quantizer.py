@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.layers.groups import TABLE_BITS, Bits, GroupedWeight, group_weight
+from models.layers.groups import Bits, GroupedWeight, group_weight
 from models.layers.linear import MakeLinear
 
 
@@ -26,12 +26,10 @@ class Quantizer:
         self._bits = bits
         self.num_bytes = 0
 
-    def of_table(self, weight: Tensor) -> Tensor | GroupedWeight:
-        """Return the weight of an output layer that is the embedding too, as both are to have it.
-
-        At 4 bits it would cost more of the text than all other layers together do.
-        """
-        return weight if self._bits is None else group_weight(weight, TABLE_BITS)
+    @property
+    def rounds(self) -> bool:
+        """True if weights that are in no groups come to be."""
+        return self._bits is not None
 
     def __call__(self, weight: Tensor | GroupedWeight, bias: Tensor | None, **options: bool) -> Any:
         """Make the layer of a weight and a bias, with the options of `make_linear`."""

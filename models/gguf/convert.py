@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
 from models.gguf.folder import PACKED, SOURCE_NAME
 from models.gguf.header import ROPE_TABLE, GgufHeader, GgufTensor, read_gguf_header
 from models.gguf.join import join
-from models.gguf.packed import packed_tensors
+from models.gguf.packed import holds_groups, num_packed_bytes, packed_tensors
 from models.packed_names import GROUP, METHOD
 
 _JOINED = "joined.gguf"  # while it is read
@@ -66,18 +67,21 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     _refuse_unknown_cut(header)
     joined = folder / _JOINED if len(header.parts) > 1 else None
     taken = 0 if joined is None else header.num_bytes
-    weights = header.num_parameters * _ITEM_BYTES[dtype] if dtype != PACKED else header.num_bytes
+    if dtype == PACKED and not holds_groups(header):
+        raise ValueError(f"{path} has no weights of few bits that could stay packed")
+    is_packed = dtype == PACKED
+    weights = num_packed_bytes(header) if is_packed else header.num_parameters * _ITEM_BYTES[dtype]
     refuse_full_disk(folder, weights + taken + _SPARE_BYTES)
     try:
         if joined is not None:
             join(header, joined)
         whole = header if joined is None else replace(header, path=joined)
-        write = _write_packed if dtype == PACKED else partial(_write_dequantized, dtype=dtype)
+        write = _write_packed if is_packed else partial(_write_dequantized, dtype=dtype)
         write(whole, header.tensors, folder)
         _load_tokenizer(whole).save_pretrained(folder)
     # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
     # that does not fit or a block type without code; something that it looks up in vain.
-    except (OSError, ValueError, RuntimeError, LookupError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read by transformers: {error}") from error
     if joined is not None:
         joined.unlink()

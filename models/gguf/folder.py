@@ -95,6 +95,13 @@ def stays_packed(path: Path) -> bool:
     Raises:
         ValueError: the file is refused.
     """
+    status = path.stat()
+    return _stays_packed(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _stays_packed(path: Path, num_bytes: int, mtime_ns: int) -> bool:
+    """Read the header; size and time only show the cache that a file has changed."""
     from models.gguf.header import read_gguf_header
     from models.gguf.packed import holds_groups
 

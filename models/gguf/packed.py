@@ -18,19 +18,30 @@ from gguf.quants import Q4_K
 
 from models.gguf.header import GgufHeader, GgufTensor
 from models.gguf.names import in_order, name_in_transformers
-from models.packed_names import CODES, GROUP, MINIMA, SCALES
+from models.packed_names import CODES, GROUP, MINIMA, OFFSET, SCALES, group_bytes
 
 Array = Any  # of numpy
 _Parts = tuple[Array, Array, Array | None]  # codes [N, I] uint8, scales and minima [N, G] float16
 _Kind = GGMLQuantizationType
 _WHOLE = (_Kind.F32, _Kind.F16, _Kind.BF16)
-_OFFSET = 128  # of 8-bit codes
+_FOUR_BITS = (_Kind.Q4_0, _Kind.Q4_1, _Kind.Q4_K)
 _ZERO = 8  # code of zero in Q4_0
 
 
 def holds_groups(header: GgufHeader) -> bool:
     """Return whether a file has weights of few bits at all."""
     return any(tensor.type not in _WHOLE for tensor in header.tensors)
+
+
+def num_packed_bytes(header: GgufHeader) -> int:
+    """Return the bytes of a file's weights as they will be kept."""
+    return sum(map(_kept_bytes, header.tensors))
+
+
+def _kept_bytes(tensor: GgufTensor) -> int:
+    if tensor.type in _WHOLE:
+        return 4 * tensor.num_elements
+    return tensor.num_elements // GROUP * group_bytes(4 if tensor.type in _FOUR_BITS else 8)
 
 
 def packed_tensors(header: GgufHeader, tensor: GgufTensor) -> dict[str, Array]:
@@ -89,7 +100,7 @@ def _nibbles(codes: Array) -> Array:
 
 
 def _q8_0(blocks: Array) -> _Parts:
-    codes = blocks[:, :, 2:].view(np.int8).astype(np.int16) + _OFFSET
+    codes = blocks[:, :, 2:].view(np.int8).astype(np.int16) + OFFSET
     return _flat(codes).astype(np.uint8), _halves(blocks, 0), None
 
 

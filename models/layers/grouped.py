@@ -31,6 +31,12 @@ class StoredGroups:
         """The weight's inputs."""
         return self.scales.shape[1] * GROUP
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its tensors."""
+        parts = (self.codes, self.scales, self.minima)
+        return sum(part.nbytes for part in parts if part is not None)
+
     def weight(self, dtype: torch.dtype, index: Tensor | None = None) -> GroupedWeight:
         """Return the weight for rows of `dtype`, of all outputs or of some."""
         parts = (self.codes, self.scales, self.minima)

@@ -19,10 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.packed_names import GROUP
+from models.packed_names import GROUP, OFFSET, group_bytes
 
 Bits = Literal[4, 8]
-OFFSET = 128  # of 8-bit codes
 TABLE_BITS: Bits = 8  # of an output layer that shares the embedding's weight
 _LEVELS = {8: 127, 4: 15}
 _SYMMETRIC = 8  # code of zero where the largest 4-bit weight of a group sets the scale
@@ -128,8 +127,7 @@ def grouped_bytes(
 ) -> int:
     """Return the memory of a grouped weight, without what fills its last panel."""
     num_groups = -(-num_inputs // GROUP)
-    of_group = GROUP * bits // 8 + (4 if bits == 4 else 2)
-    return num_outputs * (num_groups * of_group + _FACTOR_BYTES * has_factors)
+    return num_outputs * (num_groups * group_bytes(bits) + _FACTOR_BYTES * has_factors)
 
 
 def _group_some(weight: Tensor, bits: Bits) -> tuple[Tensor, ...]:

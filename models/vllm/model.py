@@ -88,7 +88,7 @@ class VllmModel:
         page_bytes = sum(spec.page_size_bytes for spec in specs.values())
         self.kv_bytes_per_token = page_bytes // self.block_size
         # vLLM packs weights for a CPU out of the layers' sight: the files tell.
-        self.weight_bytes, self.num_weights = vllm_weights(config)
+        self.weight_bytes, self.num_weights = vllm_weights(config, hf_config)
 
     def share_bytes(self) -> int:
         """Measure the bytes that `gpu_memory_utilization` leaves for keys and values here."""

@@ -89,7 +89,7 @@ def _value(tree: dict[str, Any], key: str, word: Word, value: Any) -> Any:
         raise refusal(key, value, word.instead)
     if key == "quantization" and value not in _QUANTIZATIONS:
         raise refusal(
-            key, value, f"must be {' or '.join(_QUANTIZATIONS)}; FP8-dynamic weights need no word"
+            key, value, f"must be {' or '.join(_QUANTIZATIONS)}; stored weights need no word"
         )
     if key == "served_model_name" and isinstance(value, list):
         if len(value) != 1:
@@ -105,7 +105,7 @@ def _auto_dtype(target: Mapping[str, Any]) -> str:
     path = target.get("model_path")
     if path is None:
         return _DEFAULT_DTYPE
-    folder = resolve_model(path, _DEFAULT_DTYPE, "target.model_path", target.get("revision"))
+    folder = _folder(target, path, "target.model_path")
     found = stored_dtype(folder)
     return found if found in ("bfloat16", "float16") else _DEFAULT_DTYPE
 
@@ -132,12 +132,16 @@ def _speculate(tree: dict[str, Any], shared: Mapping[str, Any], given: object) -
 
 def _window(draft: Mapping[str, Any], window: Any) -> Any:
     """Return the target's window, limited to the draft model's own."""
-    dtype = str(draft.get("dtype", _DEFAULT_DTYPE))
-    folder = resolve_model(
-        draft["model_path"], dtype, "speculative_config.model", draft.get("revision")
-    )
+    folder = _folder(draft, draft["model_path"], "speculative_config.model")
     longest = longest_text(folder)
     return window if longest is None or not isinstance(window, int) else min(window, longest)
+
+
+def _folder(model: Mapping[str, Any], path: str, key: str) -> Path:
+    """Return the folder of a model; of a GGUF file the form that will be served, most likely."""
+    is_on_cpu = str(model.get("device", "cpu")).startswith("cpu")
+    dtype = str(model.get("dtype", _DEFAULT_DTYPE))
+    return resolve_model(path, dtype, key, model.get("revision"), takes_groups=is_on_cpu)
 
 
 def _check_memory(words: Mapping[str, Any], draft: Mapping[str, Any] | None) -> None:

@@ -11,8 +11,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM, OlmoConfig
 
+from loadtest.frame.references import load_reference
 from models.checkpoint.loader import load_checkpoint
 from models.checkpoint.memory_estimate import memory_estimate
+from models.checkpoint.packed import refuse_groups
 from models.checkpoint.stored_shapes import check_stored_shapes
 from models.config import EngineConfig
 from models.cpu.backend import FusedForward
@@ -123,9 +125,28 @@ def test_few_bits_mean_those_that_lie_beside_the_whole_ones(tmp_path: Path) -> N
         "q8": False,
         None: False,
     }
-    assert loaded["q4"].quantization is None
+    assert loaded["q4"].quantization == "q4"  # heads are rounded so, too
     sizes = memory_estimate(config_of(tmp_path, quantization="q4"))
     assert sizes.weight_bytes == memory_estimate(config_of(tmp_path / FOLDER)).weight_bytes
+
+
+def test_transformers_is_kept_from_a_folder_that_it_would_read_as_noise(
+    original: Path, tmp_path: Path
+) -> None:
+    folder = pack_folder(original, tmp_path / "packed", Kind.Q8_0)
+    refuse_groups(str(original))
+    with pytest.raises(ValueError, match="keeps weights in groups of few bits: give a folder"):
+        load_reference(folder, "float32")
+
+
+def test_a_head_shares_an_output_layer_of_8_bits(original: Path, tmp_path: Path) -> None:
+    heads = str(write_mtp(tmp_path / "heads", mtp_weights(original)))
+    whole = ModelRunner(config_of(original, quantization="q4"))
+    with_heads = ModelRunner(config_of(original, quantization="q4", heads=heads))
+    folder = pack_folder(original, tmp_path / "packed", Kind.Q8_0)
+    packed = [ModelRunner(config_of(folder, heads=one)).weight_bytes for one in (None, heads)]
+    table = 256 * 64 * 4  # of the head alone, in float32: this target's own has 4 bits
+    assert with_heads.weight_bytes - whole.weight_bytes == packed[1] - packed[0] + table
 
 
 @pytest.mark.parametrize("ids", [None, 40], ids=["all", "some"])

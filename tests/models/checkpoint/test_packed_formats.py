@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OlmoConfig
 
+from deployments.config.fit import least_rank_bytes
+from deployments.config.sections.models import ModelConfig
 from models.checkpoint.loader import load_checkpoint
 from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_shapes import check_stored_shapes
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from models.layers.grouped import GroupedLinear
-from tests.cases.models.llama_family import CONFIGS, write
+from tests.cases.models.llama_family import CONFIGS, SIZES, write
 from tests.cases.packed_formats import publish
 
 TEXT = list(range(5, 69))
@@ -95,9 +97,37 @@ def test_a_gpu_takes_them_by_vllm_only(tmp_path: Path) -> None:
     folder = tmp_path / "published"
     publish(write_original(tmp_path / "original"), folder, "awq")
     gpu = {"device": "cuda", "kv_cache_tokens": 1024, "dtype": "bfloat16"}
-    with pytest.raises(ValueError, match="groups, served for device cpu, got cuda"):
+    with pytest.raises(ValueError, match="served for device cpu, got cuda; engine vllm"):
         memory_estimate(config_of(folder, **gpu))
-    assert memory_estimate(config_of(folder, **gpu, engine="vllm")).weight_bytes > 0
+    by_vllm = memory_estimate(config_of(folder, **gpu, engine="vllm"))
+    assert by_vllm.weight_bytes > 0
+    assert by_vllm.num_parameters == memory_estimate(config_of(folder)).num_parameters
+    assert 5 < by_vllm.bits_a_weight < 11  # embedding and output layer are whole
+
+
+def test_the_check_reads_headers_of_other_groups(tmp_path: Path) -> None:
+    """vLLM may serve what is no group of ours: sizes are said, and nothing breaks."""
+    folder = tmp_path / "published"
+    publish(write_original(tmp_path / "original"), folder, "gptq")
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".qzeros")]:
+        tensors[name] = tensors[name][:, : 3 * tensors[name].shape[1] // 4].contiguous()  # 3 bits
+    odd = {"extra.codes": torch.zeros(4, 4, 1), "extra.scales": torch.zeros(4, 1, 1, 1)}
+    save_file(tensors | odd, folder / "model.safetensors")
+    model = ModelConfig(model_path=str(folder), engine="vllm")
+    assert least_rank_bytes(model, "target").weights > 0
+    own = ModelConfig(model_path=str(folder))
+    with pytest.raises(ValueError, match=r"extra\.codes is stored with scales of shape \[4, 1, 1"):
+        least_rank_bytes(own, "target")
+
+
+def test_families_without_such_layers_are_refused_before_loading(tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    write(OlmoConfig(**{**SIZES, "intermediate_size": 192}), tmp_path / "original")
+    publish(tmp_path / "original", folder, "gptq")
+    for check in (memory_estimate, load_checkpoint):
+        with pytest.raises(ValueError, match="weights in groups are served for Llama, Mistral"):
+            check(config_of(folder))
 
 
 def test_other_orders_and_zeros_are_refused(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_only_files_with_few_bits_stay_packed(
     file, _ = write_pair(tmp_path, kind=Kind.Q4_1)
     whole, _ = write_pair(tmp_path, kind=Kind.BF16)
     assert [stays_packed(one) for one in (file, whole)] == [True, False]
+    with pytest.raises(ValueError, match="has no weights of few bits that could stay packed"):
+        convert(whole, tmp_path, PACKED)
     folder = converted_folder(file, PACKED)
     assert folder != converted_folder(file, "bfloat16")
     assert source_of(str(folder)).startswith(f"packed as in {file.name}, ")
