@@ -146,7 +146,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     ),
     "A real model": ("results/kinds.json",),
     "No pair of two real models": ("deployments/docs/limits.md#limits-of-this-version",),
-    "Quantised checkpoints but": ("deployments/docs/moving-from-vllm.md#what-differs-most",),
+    "Images, pipeline stages": ("deployments/docs/moving-from-vllm.md#what-differs-most",),
     "See all limits": (".github/CONTRIBUTING.md#check-a-change",),
     "Apache-2.0": ("LICENSE: Apache License",),
     "The shipped models' data": ("models/demo/README.md#a-head-for-smollm2",),
