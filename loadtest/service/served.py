@@ -37,6 +37,9 @@ POD_ENVIRONMENT = {  # of k8s/base; the last two so that a refusal is said
     "RAY_SERVE_LOG_TO_STDERR": "1",
 }
 READY_TIMEOUT_S = 180.0
+# Background processes of a shell ignore Ctrl-C; the service must not. No function in the child: for
+# that Python forks, and gRPC's threads in this process may end such a child.
+_TAKES_INTERRUPTS = ("env", "--default-signal=INT")
 STOP_TIMEOUT_S = 60.0
 
 Config = dict[str, Any]
@@ -133,7 +136,7 @@ def started(
     serve = Path(sys.executable).with_name("serve")
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [str(serve), "run", str(path)],
+            [*_TAKES_INTERRUPTS, str(serve), "run", str(path)],
             cwd=ROOT,
             env={
                 **os.environ,
@@ -144,7 +147,6 @@ def started(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_take_interrupts,
         )
     try:
         with ended_in_order():
@@ -211,14 +213,6 @@ def ended_in_order() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _take_interrupts() -> None:
-    """Take Ctrl-C again.
-
-    A shell's background processes ignore it; the service must not.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_ready(service: Served) -> None:
