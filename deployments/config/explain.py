@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from deployments.config.cluster import Cluster, Node
-from deployments.config.fit import ModelSizes, gigabytes
+from deployments.config.fit import DTYPE_BITS, ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import ModelConfig, section_of_draft
@@ -244,8 +244,8 @@ def _heads_named(heads: str) -> str:
 
 def _bits(model: ModelConfig, sizes: ModelSizes) -> str:
     """Say how many bits a weight takes on the average, scales included; "" if it is whole."""
-    whole = {"float32": 32}.get(model.dtype, 16)
-    is_whole = not sizes.bits_a_weight or sizes.bits_a_weight > 0.95 * whole
+    most = 0.95 * DTYPE_BITS[model.dtype]  # of what is rounded at all
+    is_whole = not sizes.bits_a_weight or sizes.bits_a_weight > most
     return "" if is_whole else f" ({sizes.bits_a_weight:.1f} bits each)"
 
 

@@ -29,7 +29,7 @@ from models.config import BITS_A_WEIGHT
 
 _COUNTED = ("CPU", "GPU")
 _FIRST = ("GPU", "CPU")  # the order in which shortages are named
-_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
+DTYPE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
 
 
 # --- processors and labels ------------------------------------------------------------------------
@@ -182,18 +182,21 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     folder = folder_of(model, section)
     if to_come(folder, key) is not None:  # their headers are not here to be read
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
+    return RankBytes(weights=_least_weights(model, folder), kv=model.kv_cache_memory or 0)
+
+
+def _least_weights(model: ModelConfig, folder: Path) -> int:
+    """Return the bytes of a rank's weights, by the headers of the files in the model's folder."""
+    num_ranks, whole_bits = model.tensor_parallel_size, DTYPE_BITS[model.dtype]
     if model.engine == "vllm":
-        stored = num_stored_bytes(folder, _BITS[model.dtype] // 8) // model.tensor_parallel_size
-        return RankBytes(weights=stored, kv=model.kv_cache_memory or 0)
+        return num_stored_bytes(folder, whole_bits // 8) // num_ranks
     found = as_packed(model.model_copy(update={"model_path": str(folder)}))
     shapes = stored_shapes(Path(found.model_path))
     if packed_shapes(shapes):
-        weights = kept_bytes(shapes, _BITS[model.dtype] // 8)
-        return RankBytes(weights=weights, kv=model.kv_cache_memory or 0)
+        return kept_bytes(shapes, whole_bits // 8)
     is_rounded = model.quantization or (model.device.startswith("cuda") and stores_float8(folder))
-    bits = BITS_A_WEIGHT[model.quantization or "fp8"] if is_rounded else _BITS[model.dtype]
-    num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
-    return RankBytes(weights=int(num_parameters * bits / 8), kv=model.kv_cache_memory or 0)
+    bits = BITS_A_WEIGHT[model.quantization or "fp8"] if is_rounded else whole_bits
+    return int(num_stored_parameters(folder) // num_ranks * bits / 8)
 
 
 def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:

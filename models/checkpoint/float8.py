@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from models.checkpoint.packed import is_packed
+from models.checkpoint.packed import is_packed, packing_of
 from models.checkpoint.stored_weights import float8_shapes
 from models.config import EngineConfig
 from models.layers.quantization import can_round_to_fp8
@@ -42,10 +42,9 @@ def is_float8(hf_config: PreTrainedConfig) -> bool:
     Raises:
         ValueError: they are quantised in another way; names the method.
     """
-    found = getattr(hf_config, "quantization_config", None)
-    if found is None or is_packed(hf_config):
+    terms = packing_of(hf_config)
+    if not terms or is_packed(hf_config):
         return False
-    terms = found if isinstance(found, dict) else found.to_dict()
     method = terms.get("quant_method")
     if method == "compressed-tensors" and _is_dynamic(terms):
         return True

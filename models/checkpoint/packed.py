@@ -1,6 +1,6 @@
 """Loads checkpoints whose linear layers are kept in groups of few bits, as they are stored.
 
-Such a folder is an ordinary one but for these layers (`models/packed_names.py`), or one of AWQ or
+Such a folder is an ordinary one but for these layers (`models/packed_form.py`), or one of AWQ or
 GPTQ. Its config.json says so under quantization_config. Nothing is multiplied out: the layers hold
 their codes until the back-end takes them.
 """
@@ -25,7 +25,7 @@ from models.files import read_json
 from models.layers.family import refuse_other_families
 from models.layers.grouped import GroupedEmbedding, GroupedLinear, StoredGroups, stored_groups
 from models.layers.shapes import shapes_of
-from models.packed_names import GROUP, METHOD
+from models.packed_form import GROUP, METHOD
 
 
 def is_packed(hf_config: PreTrainedConfig) -> bool:

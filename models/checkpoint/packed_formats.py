@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.checkpoint.packed_shapes import GROUP_OF, QWEIGHT, QZEROS, WORD_BITS
 from models.layers.grouped import StoredGroups
-from models.packed_names import GROUP, SCALES
+from models.packed_form import GROUP, SCALES
 
 AWQ, GPTQ = "awq", "gptq"
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs by their place in a word

@@ -1,6 +1,6 @@
 """Finds weights in groups in a checkpoint's files, by their headers: no weight is read.
 
-Such weights lie in our own form (`models/packed_names.py`), or in those of AWQ and GPTQ. Imports no
+Such weights lie in our own form (`models/packed_form.py`), or in those of AWQ and GPTQ. Imports no
 torch.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from models.checkpoint.stored_weights import stored_shapes
 from models.config import GROUPED, EngineConfig
-from models.packed_names import CODES, FOLDER, GROUP, MINIMA, SCALES, group_bytes
+from models.packed_form import CODES, FOLDER, GROUP, MINIMA, SCALES, group_bytes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -108,10 +108,13 @@ def _other_shape(shapes: Shapes, name: str) -> PackedShape:
     """Return the shape of AWQ's words [I, N / 8], or of GPTQ's [I / 8, N].
 
     Raises:
-        ValueError: a tensor that goes with them is missing.
+        ValueError: a tensor that goes with them is missing, or one is no matrix.
     """
-    if missing := [part for part in (SCALES, QZEROS) if name + part not in shapes]:
-        raise ValueError(f"{name}{QWEIGHT} is stored without {name}{missing[0]}")
+    for part in (SCALES, QZEROS, QWEIGHT):
+        if name + part not in shapes:
+            raise ValueError(f"{name}{QWEIGHT} is stored without {name}{part}")
+        if len(shapes[name + part]) != 2 or 0 in shapes[name + part]:
+            raise ValueError(f"{name}{part} has the shape {list(shapes[name + part])}, no matrix")
     num_outputs = shapes[name + SCALES][1]
     bits = shapes[name + QZEROS][1] * WORD_BITS // num_outputs
     num_rows, num_columns = shapes[name + QWEIGHT]

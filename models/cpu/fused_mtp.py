@@ -46,12 +46,15 @@ class FusedMtp:
         make_linear: MakeLinear,
     ) -> None:
         self.num_tokens = parts.num_tokens
-        self.num_bytes = parts.num_bytes
         self._vocab_size, self._ids = output.shape[0], parts.draft_ids
         if output.dtype == torch.bfloat16:
             # Drafts need no exact numbers, and a step of few rows takes as long as its weights are.
             make_linear = partial(KernelLinear, bits=8)
-        head = self._head(output, decoder, make_linear)
+        head, self.num_bytes = decoder.head, parts.num_bytes
+        if self._ids is None and (head.bits == 8 or isinstance(output, GroupedWeight)):
+            self.num_bytes -= head.out_features * head.in_features * output.dtype.itemsize
+        else:
+            head = make_linear(_rows(output, self._ids), None)
         of_states, of_tokens = parts.projections
         self._of_states: KernelLinear = make_linear(of_states, None)
         self._of_tokens: KernelLinear = make_linear(of_tokens, None)
@@ -64,18 +67,6 @@ class FusedMtp:
         )
         self._tables = decoder.tables
         self._states = of_states
-
-    def _head(
-        self, output: Tensor | GroupedWeight, decoder: FusedDecoder, make_linear: MakeLinear
-    ) -> KernelLinear:
-        if self._ids is None and (decoder.head.bits == 8 or not isinstance(output, Tensor)):
-            self.num_bytes -= output.shape[0] * output.shape[1] * output.dtype.itemsize
-            return decoder.head
-        rows = output
-        if self._ids is not None:
-            rows = output[self._ids] if isinstance(output, Tensor) else output.rows(self._ids)
-        head: KernelLinear = make_linear(rows, None)
-        return head
 
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. Call it once, before the first pass."""
@@ -106,3 +97,10 @@ class FusedMtp:
     def hidden(self) -> Tensor:
         """See `DraftLayer`."""
         return self._program.kept_states
+
+
+def _rows(output: Tensor | GroupedWeight, ids: Tensor | None) -> Tensor | GroupedWeight:
+    """Return the weight of the ids that a head drafts, or of all."""
+    if ids is None:
+        return output
+    return output[ids] if isinstance(output, Tensor) else output.rows(ids)

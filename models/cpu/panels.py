@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.cpu.kernels.packed import HALF
 from models.cpu.kernels.tile import PANEL
 from models.layers.groups import GroupedWeight
-from models.packed_names import GROUP
+from models.packed_form import GROUP
 
 
 def in_panels(values: Tensor, *, is_gated: bool) -> Tensor:  # [outputs, n] -> [P, PANEL, n]

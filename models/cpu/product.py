@@ -18,7 +18,7 @@ from models.cpu.ops import PassTable, buffer, new_step, room_for_packed
 from models.cpu.panels import in_panels, packed_panels, whole_panels
 from models.cpu.shared_weights import kept
 from models.layers.groups import Bits, GroupedWeight, group_weight
-from models.packed_names import GROUP
+from models.packed_form import GROUP
 
 # Numbers of a product from which on it is divided among threads.
 _PARALLEL_NUMBERS = 1 << 18

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from models.attention.backend import (
@@ -114,9 +114,10 @@ def _fuse(
 
     if not can_take_apart(model):
         return None
-    kinds: set[Bits | None] = {*_stored_bits(model), _bits(config)}
     table = table_bits(model, make_linear)
-    kinds |= {table} - {None}
+    kinds: set[Bits | None] = {*_stored_bits(model), *([] if table is None else [table])}
+    if any(type(module) is nn.Linear for module in model.modules()):
+        kinds.add(_bits(config))
     multiply = [
         kernel
         for bits in kinds

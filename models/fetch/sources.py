@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from models.cache import refuse_full_disk, sha256_of
 from models.fetch.hub import hub_absence
-from models.packed_names import FOLDER
+from models.packed_form import FOLDER
 
 _DTYPE = "bfloat16"
 _PIP_TIMEOUT_S = 900.0

@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
 from models.gguf.folder import PACKED, SOURCE_NAME
-from models.gguf.header import ROPE_TABLE, GgufHeader, GgufTensor, read_gguf_header
+from models.gguf.header import ROPE_TABLE, GgufHeader, read_gguf_header
 from models.gguf.join import join
 from models.gguf.packed import holds_groups, num_packed_bytes, packed_tensors
-from models.packed_names import GROUP, METHOD
+from models.packed_form import GROUP, METHOD
 
 _JOINED = "joined.gguf"  # while it is read
 _WEIGHTS_NAME = "model.safetensors"
@@ -67,9 +67,9 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     _refuse_unknown_cut(header)
     joined = folder / _JOINED if len(header.parts) > 1 else None
     taken = 0 if joined is None else header.num_bytes
-    if dtype == PACKED and not holds_groups(header):
-        raise ValueError(f"{path} has no weights of few bits that could stay packed")
     is_packed = dtype == PACKED
+    if is_packed and not holds_groups(header):
+        raise ValueError(f"{path} has no weights of few bits that could stay packed")
     weights = num_packed_bytes(header) if is_packed else header.num_parameters * _ITEM_BYTES[dtype]
     refuse_full_disk(folder, weights + taken + _SPARE_BYTES)
     try:
@@ -77,7 +77,7 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
             join(header, joined)
         whole = header if joined is None else replace(header, path=joined)
         write = _write_packed if is_packed else partial(_write_dequantized, dtype=dtype)
-        write(whole, header.tensors, folder)
+        write(whole, folder)
         _load_tokenizer(whole).save_pretrained(folder)
     # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
     # that does not fit or a block type without code; something that it looks up in vain.
@@ -103,9 +103,7 @@ def _read_config(header: GgufHeader) -> Any:
     return config
 
 
-def _write_dequantized(
-    header: GgufHeader, tensors: Sequence[GgufTensor], folder: Path, dtype: str
-) -> None:
+def _write_dequantized(header: GgufHeader, folder: Path, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -135,7 +133,7 @@ def _write_dequantized(
     model.save_pretrained(folder)
 
 
-def _write_packed(header: GgufHeader, tensors: Sequence[GgufTensor], folder: Path) -> None:
+def _write_packed(header: GgufHeader, folder: Path) -> None:
     from safetensors.numpy import save_file
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -144,7 +142,7 @@ def _write_packed(header: GgufHeader, tensors: Sequence[GgufTensor], folder: Pat
     config.architectures = [made.__name__]
     config.quantization_config = {"quant_method": METHOD, "group_size": GROUP}
     stored: dict[str, Any] = {}
-    for tensor in tensors:
+    for tensor in header.tensors:
         if tensor.name != ROPE_TABLE:
             stored |= packed_tensors(header, tensor)
     config.tie_word_embeddings = not any(name.startswith("lm_head.") for name in stored)

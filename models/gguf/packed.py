@@ -1,4 +1,4 @@
-"""Reads the blocks of a GGUF file as weights in groups (`models/packed_names.py`), with numpy.
+"""Reads the blocks of a GGUF file as weights in groups (`models/packed_form.py`), with numpy.
 
     Q8_0, Q4_0, Q4_1  are such groups: their numbers stay what they are
     Q4_K              scales and minima are products of two numbers there, rounded to float16 here
@@ -18,7 +18,7 @@ from gguf.quants import Q4_K
 
 from models.gguf.header import GgufHeader, GgufTensor
 from models.gguf.names import in_order, name_in_transformers
-from models.packed_names import CODES, GROUP, MINIMA, OFFSET, SCALES, group_bytes
+from models.packed_form import CODES, GROUP, MINIMA, OFFSET, SCALES, group_bytes
 
 Array = Any  # of numpy
 _Parts = tuple[Array, Array, Array | None]  # codes [N, I] uint8, scales and minima [N, G] float16

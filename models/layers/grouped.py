@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.groups import Bits, GroupedWeight
-from models.packed_names import CODES, GROUP, MINIMA, SCALES
+from models.packed_form import CODES, GROUP, MINIMA, SCALES
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.packed_names import GROUP, OFFSET, group_bytes
+from models.packed_form import GROUP, OFFSET, group_bytes
 
 Bits = Literal[4, 8]
 TABLE_BITS: Bits = 8  # of an output layer that shares the embedding's weight

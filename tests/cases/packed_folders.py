@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
 from models.gguf.packed import groups_of
-from models.packed_names import GROUP, METHOD
+from models.packed_form import GROUP, METHOD
 
 WEIGHTS = "model.safetensors"
 

@@ -20,7 +20,7 @@ from models.config import EngineConfig
 from models.cpu.backend import FusedForward
 from models.engine.runner import ModelRunner, SequenceRows
 from models.layers.grouped import GroupedEmbedding, GroupedLinear, has_groups
-from models.packed_names import FOLDER
+from models.packed_form import FOLDER
 from tests.cases.models.llama_family import CONFIGS, SIZES, write
 from tests.cases.models.mtp import mtp_weights, write_mtp
 from tests.cases.packed_folders import pack_folder

@@ -18,7 +18,7 @@ from models.cpu.ops import PassTable, buffer, room_for_packed
 from models.cpu.product import Epilogue, KernelLinear
 from models.cpu.program import Program
 from models.layers.groups import Bits, group_weight
-from models.packed_names import GROUP
+from models.packed_form import GROUP
 
 pytestmark = pytest.mark.matrix
 

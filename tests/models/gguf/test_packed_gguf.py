@@ -18,7 +18,7 @@ from models.gguf.convert import convert
 from models.gguf.folder import PACKED, converted_folder, source_of, stays_packed
 from models.gguf.packed import groups_of
 from models.layers.grouped import GroupedEmbedding, GroupedLinear, StoredGroups
-from models.packed_names import CODES, MINIMA, SCALES
+from models.packed_form import CODES, MINIMA, SCALES
 from tests.cases.gguf_files import write_pair
 
 EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)

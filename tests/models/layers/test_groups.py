@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.layers.groups import Bits, group_weight
-from models.packed_names import GROUP
+from models.packed_form import GROUP
 
 # Of random weights: their norm's part that is lost.
 MOST_LOST = {8: 0.006, 4: 0.08}

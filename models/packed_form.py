@@ -1,4 +1,4 @@
-"""Names of the tensors that keep a linear layer's weight in groups, as files of checkpoints do.
+"""The form in which a checkpoint's files keep a linear layer's weight in groups.
 
     NAME.codes   [N, I] uint8 of 8 bits, [N, I / 2] of 4: the code of an even input is lower
     NAME.scales  [N, G] float16
