@@ -87,7 +87,7 @@ HEADS = Experiment(
 )
 
 # A model without a draft model: suffix decoding drafts, as in configs/smollm2.yaml.
-_REPEATS: dict[str, Any] = {
+REPEATS: dict[str, Any] = {
     "speculation": {"method": "suffix", "suffix_decoding_max_tree_depth": 24}
 }
 _HEADS_GAIN, _LITTLE_GAIN = 1.5, 1.2  # heads gain where suffix decoding gains little
@@ -102,7 +102,7 @@ KINDS = Experiment(
     },
     stages=("http",),
     pair="smollm2",
-    router=_REPEATS,
+    router=REPEATS,
     goals=(Goal(way="adaptive", to="plain", at_least=ADAPTIVE_TO_PLAIN),),
     tokens=128,
     repeats=3,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loadtest.experiments.drafting import REPEATS
 from loadtest.frame.claims import Goal, never_wrong
 from loadtest.frame.experiment import Cell, Experiment, Workload
 from loadtest.frame.ways import by_k, pinned
@@ -36,6 +37,7 @@ _AROUND = [
     *_engine("story", *_BATCHES),
     *(("engine", name, 4) for name in ("story T=0.7", "story T=1.3", "story n=8", "story n=200")),
 ]
+_HTTP = [*_on("http", *_BATCHES), *_on("http", *_BATCHES, workload="extraction")]
 _CELLS: Mapping[str, Sequence[Cell]] = {
     "demo": [
         *_AROUND,
@@ -45,9 +47,8 @@ _CELLS: Mapping[str, Sequence[Cell]] = {
         *_engine("turning n=200", 16),
         *_engine("mixed", 8),
         *_on("link", 1, 4, 8),
-        *_on("http", 1, 4, 8),
+        *_HTTP,
         *_on("http", 4, workload="code"),
-        *_on("http", 4, workload="extraction"),
         *_on("http", 8, workload="mixed"),
     ],
     "smollm2": [
@@ -55,8 +56,7 @@ _CELLS: Mapping[str, Sequence[Cell]] = {
         *_engine("extraction", 1, 4),
         *_engine("turning"),
         *_engine("mixed"),
-        *_on("http", 1, 4, 8),
-        *_on("http", 1, 4, 8, workload="extraction"),
+        *_HTTP,
     ],
     "349m-18m": [
         *_AROUND,
@@ -87,9 +87,9 @@ def _workload(name: str, prompts: Source) -> Workload:
 
 
 def _scenarios(pair: str, cells: Sequence[Cell]) -> Experiment:
-    prompts, lookup = demo_kind, 0
+    prompts, router = demo_kind, {}
     if pair == "smollm2":  # it has no draft model
-        prompts, lookup = real_kind, 4
+        prompts, router = real_kind, REPEATS
     names = tuple(dict.fromkeys(workload for _, workload, _ in cells))
     single: dict[str, Any] = {"only": {"workload": tuple(n for n in names if n != "mixed")}}
     return Experiment(
@@ -108,7 +108,7 @@ def _scenarios(pair: str, cells: Sequence[Cell]) -> Experiment:
             "max_model_len": _MAX_MODEL_LEN,
             "kv_cache_tokens": max(_BATCHES) * _SESSION_TOKENS,
         },
-        router={"speculation": {"prompt_lookup_max": lookup}},
+        router=router,
         run_s=1.0,
         repeats=6,
         warm_s=5.0,

@@ -99,6 +99,7 @@ class LinkStage(LinkedStage):
     """Implements `Stage` over the models of a pair."""
 
     def __init__(self, models: Models) -> None:
+        models = models.side_by_side()
         config = local_config(models.tree(Way()))
         super().__init__(
             config.target, config.draft_models, lambda way: local_config(models.tree(way)).router

@@ -35,7 +35,7 @@ class ServiceStage(Closing):
     """Implements `Stage` over HTTP. A service keeps what its planner has learnt."""
 
     def __init__(self, models: Models) -> None:
-        self._models = models
+        self._models = models.side_by_side()
         self._url = models.url.rstrip("/")
         self._stack = ExitStack()
         self._clients: dict[str, tuple[httpx.Client, str]] = {}

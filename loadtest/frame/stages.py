@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +50,7 @@ class Models:
         url: of a service that others run, without /v1, for the stage `http`; "": ours is started.
         later: pool of drafts whose draft model takes the first one's place, unseen, after half of a
             run's requests; empty: none. Only the stage `engine` has it.
+        draft_engine: fields of the draft models' sections in place of `engine`'s.
     """
 
     label: str
@@ -59,12 +60,23 @@ class Models:
     router: Mapping[str, Any] = field(default_factory=dict)
     url: str = ""
     later: str = ""
+    draft_engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def side_by_side(self) -> Models:
+        """Return them for a process each: the threads are shared out, a draft model has one.
+
+        Threads spin while they wait for work. Beside each other on the same cores they would make
+        every way slower, those with drafts the most.
+        """
+        threads = self.engine.get("num_threads", 1) - len(self.drafts)
+        engine = {**self.engine, "num_threads": max(1, threads)}
+        return replace(self, engine=engine, draft_engine={"num_threads": 1})
 
     def tree(self, way: Way) -> dict[str, Any]:
         """Return a config for `way`, as a tree of `deployments.config.schema.AppConfig`."""
         engine = {"enable_prefix_caching": False} | dict(self.engine)
         drafts = {
-            name: engine | {"model_path": str(path)} | dict(way.draft)
+            name: engine | dict(self.draft_engine) | {"model_path": str(path)} | dict(way.draft)
             for name, path in self.drafts.items()
         }
         tree: dict[str, Any] = {

@@ -7,6 +7,7 @@ those of a user's file.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -47,16 +48,8 @@ def demo(kind: str, *, temperature: float = 0.0, first: int = 0) -> Workload:
     """Return exact lengths of a kind of the demo's held-out texts, from prompt `first` on."""
 
     def asks(terms: Terms) -> Sequence[Ask]:
-        prompts = demo_prompts(first + terms.count, kind=kind)[first:]
-        return [
-            Ask(
-                prompt_ids=tuple(prompt),
-                max_tokens=terms.tokens,
-                temperature=temperature,
-                seed=index,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+        found = _exact(demo_prompts(first + terms.count, kind=kind)[first:], terms)
+        return [replace(ask, temperature=temperature) for ask in found]
 
     return asks
 
@@ -96,10 +89,26 @@ def turning(first: str, then: str, prompts: Source = demo_kind) -> Workload:
 
 
 def _exact(prompts: Sequence[Sequence[int]], terms: Terms) -> list[Ask]:
-    return [
-        Ask(prompt_ids=tuple(prompt), max_tokens=terms.tokens, seed=index)
-        for index, prompt in enumerate(prompts)
-    ]
+    return apart(
+        [
+            Ask(prompt_ids=tuple(prompt), max_tokens=terms.tokens, seed=index)
+            for index, prompt in enumerate(prompts)
+        ]
+    )
+
+
+def apart(asks: Sequence[Ask]) -> list[Ask]:
+    """Return the requests, with a group of its own for each time that a prompt comes again.
+
+    Otherwise its answer would be drafted from the memory of answers, and its prefix be cached.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for ask in asks:
+        lap = seen[ask.prompt_ids]
+        seen[ask.prompt_ids] += 1
+        found.append(replace(ask, group=f"{ask.group}{lap}") if lap else ask)
+    return found
 
 
 def mixed(prompts: Source = demo_kind) -> Workload:
@@ -110,16 +119,18 @@ def mixed(prompts: Source = demo_kind) -> Workload:
         random.Random(7).shuffle(shares)
         kinds = [kind for kind, _, _ in shares]
         left = {kind: list(prompts(terms, kind, kinds.count(kind))) for kind in set(kinds)}
-        return [
-            Ask(
-                prompt_ids=tuple(left[kind].pop()),
-                max_tokens=max(1, round(share * terms.tokens)),
-                temperature=temperature,
-                seed=index,
-                pause_s=_STAGGER_S * index if index < terms.batch else 0.0,
-            )
-            for index, (kind, temperature, share) in enumerate(shares)
-        ]
+        return apart(
+            [
+                Ask(
+                    prompt_ids=tuple(left[kind].pop()),
+                    max_tokens=max(1, round(share * terms.tokens)),
+                    temperature=temperature,
+                    seed=index,
+                    pause_s=_STAGGER_S * index if index < terms.batch else 0.0,
+                )
+                for index, (kind, temperature, share) in enumerate(shares)
+            ]
+        )
 
     return asks
 
@@ -152,17 +163,19 @@ def chats(prompts: Sequence[Prompt], *, is_exact: bool, temperature: float = 0.0
     def asks(terms: Terms) -> Sequence[Ask]:
         tokenizer = tokenizer_of(terms.models.target)
         eos_ids = () if is_exact else tuple(tokenizer.eos_ids)
-        return [
-            Ask(
-                prompt_ids=prompt.encode(tokenizer),
-                max_tokens=terms.tokens,
-                temperature=temperature,
-                seed=index,
-                eos_ids=eos_ids,
-                schema=prompt.schema,
-            )
-            for index, prompt in enumerate(islice(cycle(prompts), terms.count))
-        ]
+        return apart(
+            [
+                Ask(
+                    prompt_ids=prompt.encode(tokenizer),
+                    max_tokens=terms.tokens,
+                    temperature=temperature,
+                    seed=index,
+                    eos_ids=eos_ids,
+                    schema=prompt.schema,
+                )
+                for index, prompt in enumerate(islice(cycle(prompts), terms.count))
+            ]
+        )
 
     return asks
 

@@ -79,3 +79,20 @@ def test_a_draft_that_turns_is_one_draft_to_the_router() -> None:
     assert set(runs[1].stats.num_drafted_by) == {"draft_model"}
     # The target's own weights are right wherever they draft.
     assert [one.stats.draft_acceptance_rate for one in runs[1].answers[2:]] == [1.0, 1.0]
+
+
+def test_a_prompt_that_comes_again_is_asked_in_a_group_of_its_own() -> None:
+    def one_prompt(terms: Terms, kind: str, count: int) -> Sequence[Sequence[int]]:
+        return [[5, 6] if index % 2 else [7] for index in range(count)]
+
+    asks = exact("story", one_prompt)(Terms(count=5, tokens=4, turn=0, models=MODELS))
+    assert [ask.group for ask in asks] == ["", "", "1", "1", "2"]
+    assert len({(ask.prompt_ids, ask.group) for ask in asks}) == 5
+
+
+def test_processes_side_by_side_share_the_threads() -> None:
+    engine = {"num_threads": 4, "dtype": "float32"}
+    tree = replace(MODELS, engine=engine).side_by_side().tree(Way())
+    assert (tree["target"]["num_threads"], tree["draft"]["num_threads"]) == (3, 1)
+    alone = replace(MODELS, engine=engine, drafts={}).side_by_side().tree(Way())
+    assert alone["target"]["num_threads"] == 4
