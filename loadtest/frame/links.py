@@ -15,7 +15,7 @@ from deployments.config.sections.models import ModelConfig
 from deployments.local.pair import local_config
 from loadtest.frame.ranks import ProcessPool
 from loadtest.frame.runs import Ask, Run
-from loadtest.frame.stages import Closing, Line, Models, RunClock, answer_all, planner_of
+from loadtest.frame.stages import Closing, Models, answer_all, planner_of
 from loadtest.frame.ways import Way
 from router.generator import SpeculativeGenerator
 from router.services import Services
@@ -38,11 +38,11 @@ class LinkedStage(Closing):
         drafts: Mapping[str, ModelConfig],
         router: Callable[[Way], RouterConfig],
     ) -> None:
-        self._router = router
+        self._config = router
         self._runner = asyncio.Runner()  # sockets stay with their event loop
         self._target = ProcessPool("target", target)
         self._drafts = {name: ProcessPool("draft", model) for name, model in drafts.items()}
-        self._lines: dict[str, Line] = {}
+        self._routers: dict[str, SpeculativeGenerator] = {}
         self._numbers = count()
         try:
             for pool in (self._target, *self._drafts.values()):
@@ -68,25 +68,22 @@ class LinkedStage(Closing):
         """
         if way.target or way.draft:
             raise ValueError("target, draft: the stage link has no other models")
-        line = self._line(way)
-        with line.clock:
-            return self._runner.run(work(line.router))
+        return self._runner.run(work(self._router_for(way)))
 
-    def _line(self, way: Way) -> Line:
-        if repr(way) not in self._lines:
-            clock = RunClock()
-            config = self._router(way)
+    def _router_for(self, way: Way) -> SpeculativeGenerator:
+        if repr(way) not in self._routers:
+            config = self._config(way)
             services = Services(
                 target_pool=self._target,
                 draft_pools={n: p for n, p in self._drafts.items() if way.sees(n)},
                 constraint_pool=None,
                 speculation=config.speculation,
                 limits=config.timeouts,
-                planner=planner_of(way, clock),
+                planner=planner_of(way),
             )
-            router = SpeculativeGenerator(services, max_model_len=config.max_model_len)
-            self._lines[repr(way)] = Line(router, clock)
-        return self._lines[repr(way)]
+            made = SpeculativeGenerator(services, max_model_len=config.max_model_len)
+            self._routers[repr(way)] = made
+        return self._routers[repr(way)]
 
     def close(self) -> None:
         """End the processes."""

@@ -138,45 +138,19 @@ class TurningPool:
         return await pool.lease(session_id, timeout_s=timeout_s)
 
 
-class RunClock:
-    """Time that passes only within `with` blocks, in seconds.
-
-    Ways are run by turns, and each has a planner. Exploration is a share of time: of its own way's
-    time, without the turns of the others.
-    """
-
-    def __init__(self) -> None:
-        self._passed_s = 0.0
-        self._began_s: float | None = None
-
-    def __call__(self) -> float:
-        """Return the time that has passed."""
-        return self._passed_s + (
-            0.0 if self._began_s is None else time.perf_counter() - self._began_s
-        )
-
-    def __enter__(self) -> None:
-        self._began_s = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._passed_s, self._began_s = self(), None
-
-
 @dataclass(frozen=True)
 class Line:
-    """A router for one way, and the clock of its planner. It keeps what it learns between runs.
+    """A router for one way. It keeps what it learns between runs.
 
     `turning` has a draft model that is replaced in each run.
     """
 
     router: SpeculativeGenerator
-    clock: RunClock
     turning: TurningPool | None = None
 
     @classmethod
     def over(cls, engines: LocalEngines, models: Models, way: Way) -> Line:
         """Return a router for `way` over engines."""
-        clock = RunClock()
         config = local_config(models.tree(way)).router
         seen: dict[str, EnginePool] = {
             name: pool for name, pool in engines.draft_pools.items() if way.sees(name)
@@ -184,13 +158,13 @@ class Line:
         turning = None
         if models.later:
             seen[POOL] = turning = TurningPool((seen[POOL], seen.pop(models.later)))
-        router = engines.router(config, planner=planner_of(way, clock), draft_pools=seen)
-        return cls(router, clock, turning)
+        router = engines.router(config, planner=planner_of(way), draft_pools=seen)
+        return cls(router, turning)
 
 
-def planner_of(way: Way, clock: RunClock) -> RouterPlanner:
+def planner_of(way: Way) -> RouterPlanner:
     """Return a planner for `way` that knows nothing yet."""
-    return RouterPlanner(PassCosts(), clock, way.k if way.is_pinned else None)
+    return RouterPlanner(PassCosts(), pinned=way.k if way.is_pinned else None)
 
 
 class Closing:
@@ -234,9 +208,8 @@ class EngineStage(Closing):
         line = self._line(way)
         if line.turning is not None:
             line.turning.begin(len(asks))
-        with line.clock:
-            name = f"run-{next(self._numbers)}"
-            return self._runner.run(answer_all(line.router, asks, way, batch, name))
+        name = f"run-{next(self._numbers)}"
+        return self._runner.run(answer_all(line.router, asks, way, batch, name))
 
     def _line(self, way: Way) -> Line:
         if repr(way) not in self._lines:

@@ -9,7 +9,8 @@ from models.protocol.messages import Timing
 from router.gains import Gain, Gains, PlannerStats
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
-from router.planning.planner import PlanMember, ReplicaPlanner
+from router.planning.member import PlanMember
+from router.planning.planner import ReplicaPlanner
 from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits, TaskClass
 from router.types import Explanation
@@ -204,5 +205,5 @@ class PlannedSession(PlanMember):
             self.leave()
             self._name = name
             self._replica = self._planner.replica(name)
-            self._replica.sessions[self] = None
+            self._replica.join(self)
         return self._replica

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median
 
 import msgspec
@@ -25,14 +25,14 @@ import msgspec
 from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.gains import PlannerStats
-from router.planning.acceptance import AcceptanceEstimate
+from router.planning.busy_clock import BusyClock
 from router.planning.costs import PassCosts
 from router.planning.joint import (
-    DraftForecast,
     JointPlan,
     best_drafting_plan,
     plain_plan,
 )
+from router.planning.member import PlanMember
 from router.planning.others import OthersEstimate
 from router.planning.overhead import Overhead
 from router.planning.round_plan import CONTROL, PROBE, Mode, RoundPlan
@@ -47,79 +47,15 @@ _BEGIN_MARGIN = 1.02  # drafting begins where it gives so much more; 1.1: 0.982
 _END_MARGIN = 0.98  # 0.9: 0.974
 _SMOOTHING = 3.0  # rounds over which the advantage is averaged; 0.01: 0.979, worst 0.76 (of 0.80)
 _DWELL = 5  # rounds of each session that drafting is given before it may be called off; 0: 0.977
-_PLAIN_STEPS = 32  # that the target goes on alone at least: it is stopped once others draft
 _SETTLING = 3  # rounds of each session after a change of mode until they are in step; 0: 0.977
 _PATIENCE = 16  # rounds of others that a session may miss (test_a_session_that_is_away...)
 _ODD = 2.0  # times as promised: it waited for a prompt; 10 times would add a fifth to the mean
 _TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths, some ten texts
 _CONTROL_LOSING = 0.005  # share of the time that control rounds may lose
 _PROBE_LENGTH = 4  # positions that are estimated one by one; 2: 0.91 at 20 s, in place of 1.01
-_PROBE_WEIGHT = 16  # drafts that a probe counts for; 8 and a length of 2: 0.90 at 20 s (of 0.91)
 _PROBE_LOSING = 0.01  # share of the time that probes may lose; 0.02 and a length of 2: 0.91 (0.81)
 _LEAST_LOSS = 0.1  # part of such a round that counts as lost in any case; 0.3: 0.70 (0.81) at 20 s
 _MOST_PAUSE_S = 60.0  # an interrupted round made it 25 minutes, on a machine under other load
-
-
-class PlanMember:
-    """A session among those that are planned for together.
-
-    Args:
-        estimates: acceptance of each drafter that may draft for the session, by name.
-        max_length: the highest k.
-        run_on: plain steps per round where nobody drafts.
-    """
-
-    def __init__(
-        self, estimates: Mapping[str, AcceptanceEstimate], max_length: int, run_on: int
-    ) -> None:
-        self._estimates = estimates
-        self._max_length = max_length
-        self.run_on = run_on
-        self.plain_steps = max(run_on, _PLAIN_STEPS)
-        self.drafter: DrafterTraits | None = None  # of its newest plan
-        self.limit = 0  # the highest k of its newest round
-        self._most_room = 0  # the highest limit so far
-        self.newest = RoundPlan(0, 0)
-        self.last_round = 0  # of the replica, when it last asked
-
-    def ask(self, drafter: DrafterTraits, max_draft_tokens: int) -> None:
-        """Take in who would draft for the next round, and the room that it has."""
-        self.drafter = drafter
-        self.limit = min(max_draft_tokens, self._max_length)
-        self._most_room = max(self._most_room, self.limit)
-
-    @property
-    def copies(self) -> bool:
-        """True if its drafter copies text, which costs next to nothing to ask for."""
-        return self.drafter is not None and self.drafter.is_free
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in its newest pass, as far as planned."""
-        return 1 + self.newest.num_draft_tokens
-
-    def survival(self) -> tuple[float, ...]:
-        """S_1..S_limit of its next draft; empty before it has asked for a plan."""
-        if self.drafter is None:
-            return ()
-        return tuple(self._estimates[self.drafter.name].survival(self.limit))
-
-    def forecast(self) -> DraftForecast:
-        """Return the prediction for its drafts, as far as k could go in any of its rounds.
-
-        A plan outlasts the round that it is made in, which may have room for a token or none.
-        """
-        if self.drafter is None:
-            return DraftForecast(())
-        estimate = self._estimates[self.drafter.name]
-        return DraftForecast(
-            estimate.survival(self._most_room), self.drafter.is_free, estimate.presence
-        )
-
-    def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
-        """Take in the outcome of a round that had a draft."""
-        for _ in range(_PROBE_WEIGHT if self.newest.is_probe else 1):
-            self._estimates[drafter.name].observe(num_drafted, num_accepted)
 
 
 class ReplicaPlanner:
@@ -141,7 +77,7 @@ class ReplicaPlanner:
     ) -> None:
         self._costs = costs
         self._stats = stats
-        self._clock = clock
+        self._clock = BusyClock(clock)
         self._pinned = pinned
         self.sessions: dict[PlanMember, None] = {}  # in order
         self.mode = Mode.PLAIN if pinned == 0 else Mode.DRAFTING
@@ -168,6 +104,13 @@ class ReplicaPlanner:
     def wants_drafter(self, session: PlanMember) -> bool:
         """Return whether a session's drafter is worth connecting to: it drafts, or is to probe."""
         return self.mode is Mode.DRAFTING or self.prober is session
+
+    def join(self, session: PlanMember) -> None:
+        """Plan with this session too, until it leaves."""
+        if not self.sessions:
+            self._clock.start()
+            self._planned_at_s = self._clock()  # the first of many that come says little of all
+        self.sessions[session] = None
 
     def plan(self, session: PlanMember, *, is_ready: bool) -> RoundPlan:
         """Plan the next round of a session, which is one of `sessions`."""
@@ -328,6 +271,8 @@ class ReplicaPlanner:
             lost_ms = 0.0 if session.copies else (self._clock() - self._chosen_at_s) * 1e3
             self._probe_later(lost_ms)
         self.sessions.pop(session, None)
+        if not self.sessions:
+            self._clock.stop()
         if num_tokens > 0:
             self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
 

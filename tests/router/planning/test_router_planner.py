@@ -197,6 +197,17 @@ def test_a_promise_that_rounds_do_not_keep_is_called_off() -> None:
     assert real.mode() is Mode.PLAIN
 
 
+def test_idle_time_is_held_against_nothing_that_was_measured() -> None:
+    world = World(Machine(acceptance=0.7, friction=6.0))
+    sessions = [world.add() for _ in range(4)]
+    world.rounds(sessions, 200)
+    for session in sessions:
+        session.leave(100)
+    world.now_s += 600.0
+    plans = world.rounds([world.add() for _ in range(4)], 4)
+    assert {plan.mode for plan in plans} == {Mode.PLAIN}
+
+
 def test_what_stopped_paying_is_found_and_what_begins_to_pay_again() -> None:
     world = World(Machine(row_ms=1.0, step_ms=6.0, acceptance=0.0))
     sessions = [world.add() for _ in range(2)]
