@@ -24,7 +24,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "The client receives exactly the text": (
         f"{LOCAL}test_lossless.py::test_served_text_is_that_of_generate",
         f"{LOCAL}test_rejection.py::test_texts_follow_the_law_of_the_target",
-        "results/scenarios.json",
+        "results/scenarios-demo.json",
     ),
     "JSON that is asked for by schema always parses": (
         "integration/api/test_shown_examples.py::"
@@ -32,7 +32,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "results/matrix.json",
     ),
     "It is for teams that run Ray or KubeRay": ("k8s/README.md#install",),
-    "CPU measured": ("results/bench-349m-18m.json", "results/kinds.json"),
+    "CPU measured": ("results/scenarios-demo.json", "results/kinds.json"),
     "GPU engines ran on one H100": (
         "results/gpu-h100.json",
         "loadtest/docs/gpu.md#on-one-h100",

@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 41_500,
-    "router": 9_170,
-    "deployments": 25_000,
-    "loadtest": 30_270,
-    "tests": 75_100,
+    "router": 9_325,
+    "deployments": 25_035,
+    "loadtest": 29_955,
+    "tests": 75_245,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -21,7 +21,13 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.api.keys import faults_of_keys
 from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
-from deployments.config.explain import admission_notes, bandwidth_notes, drafting_notes, loss_notes
+from deployments.config.explain import (
+    admission_notes,
+    bandwidth_notes,
+    drafting_notes,
+    loss_notes,
+    thread_notes,
+)
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
 from deployments.config.model_files import file_faults, resolved, to_come
@@ -113,7 +119,7 @@ def refuse_unservable(config: Models) -> None:
     except (ValueError, TimeoutError) as error:
         raise CannotServe(str(error)) from None
     refusals, notes = sorted_out(check(config, cluster, placements), cluster)
-    for note in notes:
+    for note in [*notes, *thread_notes(config, cluster)]:
         logger.warning("%s", note)
     if refusals:
         raise CannotServe(sentence(refusals, placements, cluster))
@@ -143,6 +149,7 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
     notes = [
         *admission_notes(config, served.placements, served.router),
         *drafting_notes(config),
+        *thread_notes(config, cluster),
     ]
     http = None if cluster.is_elsewhere else served.http
     faults = check(config, cluster, served.placements, http)

@@ -9,7 +9,7 @@ from deployments.config.cluster import Cluster, Node
 from deployments.config.fit import DTYPE_BITS, ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, RouterConfig
-from deployments.config.sections.models import ModelConfig, section_of_draft
+from deployments.config.sections.models import ModelConfig, Models, section_of_draft
 from models.heads.config import CHECKPOINT
 from router.drafters.choice import line_up
 from router.drafters.heads import names_heads
@@ -186,6 +186,31 @@ def bandwidth_notes(
     if share > _MOST_STEP:
         line += f"; above {100 * _MOST_STEP:.0f}% drafting has little to gain: take a smaller draft"
     return [line]
+
+
+def thread_notes(config: Models, cluster: Cluster) -> list[str]:
+    """Say that models have more threads than cores, where all are on one machine.
+
+    Threads of a pass spin while they wait. Two models of two threads each on two cores were half
+    as fast with drafts as with one each. One replica of each counts.
+    """
+    models = {f"{section}.num_threads": model for section, model in config.models_here.items()}
+    on_cpu = {key: model for key, model in models.items() if model.device == "cpu"}
+    num_threads = sum(model.num_threads * model.tensor_parallel_size for model in on_cpu.values())
+    num_cores = sum(node.resources.get("CPU", 0.0) for node in cluster.nodes)
+    is_alone = len(cluster.nodes) == 1 and not cluster.may_grow and num_cores >= 1
+    does_spin = any(model.num_threads > 1 for model in on_cpu.values())
+    if not (is_alone and does_spin) or num_threads <= num_cores:
+        return []
+    each = ", ".join(
+        f"{key} {model.num_threads}"
+        + (f" on {model.tensor_parallel_size} ranks" if model.tensor_parallel_size > 1 else "")
+        for key, model in on_cpu.items()
+    )
+    return [
+        f"{num_threads} threads of models on {num_cores:g} cores ({each}): threads that wait spin, "
+        "so all are slower; give them fewer"
+    ]
 
 
 def _replicas(placement: Placement) -> str:

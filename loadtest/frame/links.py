@@ -96,7 +96,7 @@ class LinkStage(LinkedStage):
     """Implements `Stage` over the models of a pair."""
 
     def __init__(self, models: Models) -> None:
-        models = models.side_by_side()
+        models = models.side_by_side(Way())
         config = local_config(models.tree(Way()))
         super().__init__(
             config.target, config.draft_models, lambda way: local_config(models.tree(way)).router

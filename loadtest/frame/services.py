@@ -35,7 +35,7 @@ class ServiceStage(Closing):
     """Implements `Stage` over HTTP. A service keeps what its planner has learnt."""
 
     def __init__(self, models: Models) -> None:
-        self._models = models.side_by_side()
+        self._models = models
         self._url = models.url.rstrip("/")
         self._stack = ExitStack()
         self._clients: dict[str, tuple[httpx.Client, str]] = {}
@@ -95,7 +95,7 @@ def change_config(models: Models, way: Way) -> Callable[[Config], None]:
     """Return what makes a config of these models, for this way."""
 
     def change(config: Config) -> None:
-        tree = models.tree(way)
+        tree = models.side_by_side(way).tree(way)
         arguments = config["applications"][0]["args"]
         for part in ("draft", "drafts"):
             arguments.pop(part, None)

@@ -62,13 +62,13 @@ class Models:
     later: str = ""
     draft_engine: Mapping[str, Any] = field(default_factory=dict)
 
-    def side_by_side(self) -> Models:
+    def side_by_side(self, way: Way) -> Models:
         """Return them for a process each: the threads are shared out, a draft model has one.
 
         Threads spin while they wait for work. Beside each other on the same cores they would make
         every way slower, those with drafts the most.
         """
-        threads = self.engine.get("num_threads", 1) - len(self.drafts)
+        threads = self.engine.get("num_threads", 1) - sum(map(way.sees, self.drafts))
         engine = {**self.engine, "num_threads": max(1, threads)}
         return replace(self, engine=engine, draft_engine={"num_threads": 1})
 

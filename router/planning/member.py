@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.joint import DraftForecast
-from router.planning.round_plan import RoundPlan
+from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits
 
-# Worth as those of `planner.py`.
+# Worth as those of `planner.py` (`--set member._NAME=VALUE`).
 _PLAIN_STEPS = 32  # that the target goes on alone at least: it is stopped once others draft
 _PROBE_WEIGHT = 16  # drafts that a probe counts for; 8 and a length of 2: 0.90 at 20 s (of 0.91)
 
@@ -35,6 +35,13 @@ class PlanMember:
         self._most_room = 0  # the highest limit so far
         self.newest = RoundPlan(0, 0)
         self.last_round = 0  # of the replica, when it last asked
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin on a replica, where nothing of it was measured yet."""
+        self.modes: set[Mode | None] = set()  # of its rounds there; None: a probe's
+        self.num_planned = 0  # sessions that its first round there was planned for
+        self.num_tokens, self.elapsed_ms = 0, 0.0  # of its rounds there behind the prompt
 
     def ask(self, drafter: DrafterTraits, max_draft_tokens: int) -> None:
         """Take in who would draft for the next round, and the room that it has."""

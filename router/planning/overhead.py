@@ -1,4 +1,4 @@
-"""Measures the time that whole rounds take beyond the engines' work."""
+"""Measures the time that whole rounds take beyond the engines' work, and whole texts beyond it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 from router.planning.joint import Costs, EngineTimes, Others, Work
 
 _OVERHEAD_WEIGHT = 0.02  # of the newest round in a mode's mean; 0.2: mean share 0.962 (of 0.964)
-_HALF_LIFE_S = 10.0  # of what rounds of a mode took beyond engines, while it has none
+_HALF_LIFE_S = 10.0  # of what rounds or texts of a mode took beyond, while it has none
+_TEXT_SHARE = 0.05  # of the newest text in the mean of a mode, once there are twenty
+_MOST_LATE = 3.0  # times as promised: texts of 8 tokens are twice
 
 
 class Overhead:
@@ -42,5 +44,41 @@ class Overhead:
         work = self._work
         engines = EngineTimes(costs, others, work.num_sessions, work.num_drafting)
         overhead_ms = self._round_ms - engines.of(work.num_draft_rows, work.depth)
-        believed = math.pow(0.5, (now_s - self._newest_s) / _HALF_LIFE_S)
-        return believed * overhead_ms / work.num_sessions * num_sessions
+        overhead_ms *= _believed(now_s - self._newest_s)
+        return overhead_ms / work.num_sessions * num_sessions
+
+
+class Lateness:
+    """The time of whole texts of a mode, behind their prompts, over what its rounds promise.
+
+    It contains waits for a first draft and rounds that had none. The promise changes with the
+    first rounds that are measured. So the rate of texts is kept: tokens per ms of a session.
+    """
+
+    def __init__(self) -> None:
+        self._rate, self._num_sessions, self._newest_s = 0.0, 1.0, 0.0
+        self._num_texts = 0.0
+
+    def observe(self, num_tokens: int, text_ms: float, num_sessions: int, now_s: float) -> None:
+        """Take in a text that was one of `num_sessions` at a time."""
+        self._num_texts = self._num_texts * _believed(now_s - self._newest_s) + 1.0
+        self._newest_s = now_s
+        weight = max(_TEXT_SHARE, 1.0 / self._num_texts)
+        self._rate += weight * (num_tokens / max(text_ms, 1e-9) - self._rate)
+        self._num_sessions += weight * (num_sessions - self._num_sessions)
+
+    def of(self, promised_rate: float, num_sessions: int, now_s: float) -> float:
+        """Return it for rounds that promise a session so many tokens per ms; 1.0: not known.
+
+        It is believed less while no texts come, and says nothing of other numbers of sessions.
+        """
+        few, many = sorted((self._num_sessions, num_sessions))
+        if self._num_texts == 0.0 or many >= 2 * few:
+            return 1.0
+        lateness = promised_rate / max(self._rate, 1e-9)
+        believed = _believed(now_s - self._newest_s)
+        return 1.0 + believed * (min(max(lateness, 1.0), _MOST_LATE) - 1.0)
+
+
+def _believed(age_s: float) -> float:
+    return math.pow(0.5, age_s / _HALF_LIFE_S)

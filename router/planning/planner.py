@@ -5,10 +5,10 @@ Each session takes its k from it by its own survival, at any time (`joint.JointP
 Making a plan takes time, so one is used for many rounds.
 
 To draft or not is the mode of all sessions. The mode that promises more is in use. Its promise is
-the engines' time, and what whole rounds took beyond that (`Overhead`). The planner measures the
-other mode now and then. If all draft, all go on alone for a round (a control round). If nobody
-drafts, one session drafts for a round (a probe). The pause after it is so long that little of the
-time is lost.
+the engines' time, what whole rounds took beyond that (`Overhead`), and texts beyond rounds
+(`Lateness`). The planner measures the other mode now and then. If all draft, all go on alone for a
+round (a control round). If nobody drafts, one session drafts for a round (a probe). The pause after
+it is so long that little of the time is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from router.planning.joint import (
 )
 from router.planning.member import PlanMember
 from router.planning.others import OthersEstimate
-from router.planning.overhead import Overhead
+from router.planning.overhead import Lateness, Overhead
 from router.planning.round_plan import CONTROL, PROBE, Mode, RoundPlan
 from router.ports import DrafterTraits
 
@@ -51,9 +51,10 @@ _SETTLING = 3  # rounds of each session after a change of mode until they are in
 _PATIENCE = 16  # rounds of others that a session may miss (test_a_session_that_is_away...)
 _ODD = 2.0  # times as promised: it waited for a prompt; 10 times would add a fifth to the mean
 _TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths, some ten texts
+_CONTROL_ROUNDS = 3  # of each session that a control round may take; a client may be slow to read
 _CONTROL_LOSING = 0.005  # share of the time that control rounds may lose
 _PROBE_LENGTH = 4  # positions that are estimated one by one; 2: 0.91 at 20 s, in place of 1.01
-_PROBE_LOSING = 0.01  # share of the time that probes may lose; 0.02 and a length of 2: 0.91 (0.81)
+_PROBE_LOSING = 0.005  # share of the time that probes may lose; 0.02 and a length of 2: 0.91 (0.81)
 _LEAST_LOSS = 0.1  # part of such a round that counts as lost in any case; 0.3: 0.70 (0.81) at 20 s
 _MOST_PAUSE_S = 60.0  # an interrupted round made it 25 minutes, on a machine under other load
 
@@ -84,13 +85,17 @@ class ReplicaPlanner:
         self.plans: dict[Mode, JointPlan] = {}
         self._newest_plans_s: deque[float] = deque(maxlen=5)  # time of making them
         self._planned_at_s = self._plan_at_s = 0.0  # when they were made, and will be anew
+        self._num_planned = self._num_away = 0  # sessions that the newest plans are for, or not
         self._num_rounds = self._mode_since = 0  # a round's number
         self._advantage = 1.0  # rate with drafts over that of plain decoding
         self._others = OthersEstimate()
         self._overheads = {mode: Overhead() for mode in Mode}
+        self._lateness = {mode: Lateness() for mode in Mode}
         self._text_tokens: float | None = None  # mean length of a text
         self._is_new = True  # the mode, which is not judged yet
-        self._num_controls = self._num_awaited = 0  # control rounds to be planned, and to end
+        self._num_controls = 0  # control rounds to be planned
+        self._in_control: set[PlanMember] = set()  # who makes one
+        self._control_until = 0  # the number of the last round that is plain for it
         self.prober: PlanMember | None = None  # who makes the next probe
         self._has_probed = False
         self._chosen_at_s, self._num_prober_tokens = 0.0, 0
@@ -98,8 +103,27 @@ class ReplicaPlanner:
 
     @property
     def is_drafting(self) -> bool:
-        """True if sessions that could draft would now."""
-        return self.mode is Mode.DRAFTING and self._num_controls == 0
+        """True if sessions that could draft would now; none does beside a control round."""
+        return self.mode is Mode.DRAFTING and not self._is_controlling
+
+    @property
+    def _is_controlling(self) -> bool:
+        return self._num_controls > 0 or bool(self._in_control)
+
+    def _begin_control(self) -> None:
+        self._num_controls, self._in_control = self._num_planned, set()
+        self._control_until = self._num_rounds + _CONTROL_ROUNDS * self._num_planned
+        self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
+
+    def _end_control(self, session: PlanMember) -> None:
+        """Let the session's control round be over, if it makes one; and all, if one takes long."""
+        was_controlling = self._is_controlling
+        self._in_control.discard(session)
+        if self._num_rounds > self._control_until:
+            self._num_controls, self._in_control = 0, set()
+        if was_controlling and not self._is_controlling:
+            self._plan_at_s = 0.0
+            self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
 
     def wants_drafter(self, session: PlanMember) -> bool:
         """Return whether a session's drafter is worth connecting to: it drafts, or is to probe."""
@@ -107,35 +131,36 @@ class ReplicaPlanner:
 
     def join(self, session: PlanMember) -> None:
         """Plan with this session too, until it leaves."""
-        if not self.sessions:
-            self._clock.start()
-            self._planned_at_s = self._clock()  # the first of many that come says little of all
+        self._clock.start()
         self.sessions[session] = None
+        session.begin()
 
     def plan(self, session: PlanMember, *, is_ready: bool) -> RoundPlan:
         """Plan the next round of a session, which is one of `sessions`."""
+        self._end_control(session)  # one that reads a prompt is not observed
         self._num_rounds += 1
         session.last_round = self._num_rounds
         now_s = self._clock()
         if self._is_new and not self._is_early:  # judge it, however long a plan is kept
             self._is_new, self._plan_at_s = False, now_s
-        if now_s >= self._plan_at_s:
+        if now_s >= self._plan_at_s or self._is_other_crowd(self._num_planned):
             self._make_plans(now_s)
         if self._is_control_due(now_s):
-            self._num_controls = self._num_awaited = len(self.sessions)
-            self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
+            self._begin_control()
         mode = Mode.DRAFTING if self.is_drafting else Mode.PLAIN
         plan = self.plans.get(mode)
         if mode is Mode.DRAFTING:
             asked = self._drafting_round(session, plan, is_ready=is_ready)
         else:
             asked = self._plain_round(session, now_s, is_ready=is_ready)
-        is_control = asked.is_control
+        session.modes.add(None if asked.is_probe else mode)
+        session.num_planned = session.num_planned or self._num_planned
+        is_beside = mode is not self.mode  # or one itself
         price = 0.0 if plan is None else plan.min_survival
         return msgspec.structs.replace(
             asked,
-            is_typical=is_control or (asked.is_typical and self._age >= _SETTLING),
-            min_survival=math.inf if is_control else price,  # no free drafts either
+            is_typical=asked.is_control or (asked.is_typical and self._age >= _SETTLING),
+            min_survival=math.inf if is_beside else price,  # no free drafts either
             mode=mode,
             promise=plan,
         )
@@ -157,6 +182,7 @@ class ReplicaPlanner:
     def _plain_round(self, session: PlanMember, now_s: float, *, is_ready: bool) -> RoundPlan:
         if self._num_controls > 0:
             self._num_controls -= 1
+            self._in_control.add(session)
             return RoundPlan(0, session.plain_steps, reason=CONTROL)
         if self._is_to_probe(session, now_s):
             if not is_ready:  # soon, for its text may be short
@@ -165,7 +191,8 @@ class ReplicaPlanner:
             self._stats.num_probe_rounds += 1
             length = min(_PROBE_LENGTH, session.limit)
             return RoundPlan(length, session.plain_steps, is_typical=False, reason=PROBE)
-        return RoundPlan(0, session.plain_steps, reason="plain pays")
+        reason = "beside control" if self.mode is Mode.DRAFTING else "plain pays"
+        return RoundPlan(0, session.plain_steps, reason=reason)
 
     # --- rounds to measure the other mode ------------------------------------------------------
 
@@ -174,7 +201,7 @@ class ReplicaPlanner:
 
         The first is due at once where plain decoding would pay if it took engines' time alone.
         """
-        is_held = self._is_early or self._num_controls > 0 or self._pinned is not None
+        is_held = self._is_early or self._is_controlling or self._pinned is not None
         if self.mode is Mode.PLAIN or is_held or len(self.plans) < len(Mode):
             return False
         if self._measure_at_s is None:
@@ -196,7 +223,7 @@ class ReplicaPlanner:
 
         One whose drafter is not connected is chosen too. It connects, and probes in a later round.
         """
-        if self._pinned is not None or self._measure_at_s is None or session.limit == 0:
+        if self.mode is Mode.DRAFTING or self._measure_at_s is None or session.limit == 0:
             return False
         if self.prober is None and now_s >= self._measure_at_s:
             self.prober, self._has_probed = session, False
@@ -247,18 +274,20 @@ class ReplicaPlanner:
         """Take in what a planned round of a session gave, and in which time."""
         if plan.is_control:
             self._stats.num_control_rounds += 1
-            self._num_awaited -= 1
-            if self._num_awaited == 0:
-                self._plan_at_s = 0.0
+            self._end_control(session)
         if self.prober is session:
             self._num_prober_tokens += num_tokens
             if self._has_probed and plan.is_missed and session.copies:
                 self._probe_again()
             elif self._has_probed:
                 self._end_probe()
+        session.num_tokens += num_tokens
+        session.elapsed_ms += elapsed_ms
         promise = plan.promise
         if plan.mode is None or promise is None or not plan.is_typical:
             return
+        if not plan.is_control and self._is_other_crowd(len(promise.lengths)):
+            return  # the first of a burst was promised more
         share = plan.rounds_in(num_tokens)
         round_ms = min(share * elapsed_ms, _ODD * promise.round_ms)
         self._overheads[plan.mode].observe(round_ms, promise.work, self._clock())
@@ -270,11 +299,21 @@ class ReplicaPlanner:
         if self.prober is session:  # its drafter has read the text for nothing
             lost_ms = 0.0 if session.copies else (self._clock() - self._chosen_at_s) * 1e3
             self._probe_later(lost_ms)
+        if num_tokens > 0:
+            self._observe_text(session, num_tokens)
         self.sessions.pop(session, None)
+        self._end_control(session)
         if not self.sessions:
             self._clock.stop()
-        if num_tokens > 0:
-            self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
+
+    def _observe_text(self, session: PlanMember, num_tokens: int) -> None:
+        """Take in a text that is over; its time says something of a mode if it had one only."""
+        self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
+        for mode, lateness in self._lateness.items():
+            is_its = session.modes == {mode} and session.num_tokens > 0
+            if is_its and not self._is_other_crowd(session.num_planned):
+                text = session.num_tokens, session.elapsed_ms, session.num_planned
+                lateness.observe(*text, self._clock())
 
     # --- plan and mode of all ------------------------------------------------------------------
 
@@ -282,15 +321,25 @@ class ReplicaPlanner:
         began_s = time.perf_counter()
         patience = _PATIENCE * len(self.sessions)
         members = [s for s in self.sessions if self._num_rounds - s.last_round <= patience]
+        num_before, self._num_planned = self._num_planned, len(members)
+        self._num_away = len(self.sessions) - len(members)
         drafters = {s.drafter.name: s.drafter for s in members if s.drafter is not None}
         if all(self._costs.is_known(drafter) for drafter in drafters.values()):
             self._plan_for(members, drafters, now_s)
-            self._choose_mode(now_s)
+            if self._is_other_crowd(num_before):  # the first of a burst says little of all
+                self._planned_at_s = now_s
+            else:
+                self._choose_mode(now_s)
         self._stats.num_plans += 1
         self._stats.planning_ms += (time.perf_counter() - began_s) * 1e3
         # One that was interrupted would else keep the plan it made for a hundred others.
         self._newest_plans_s.append(self._clock() - now_s)
         self._plan_at_s = now_s + median(self._newest_plans_s) / _PLANNING
+
+    def _is_other_crowd(self, num_planned: int) -> bool:
+        """Return whether sessions are twice as many as planned for, or half."""
+        few, many = sorted((num_planned, len(self.sessions) - self._num_away))
+        return many >= 2 * few
 
     def _plan_for(
         self, members: list[PlanMember], drafters: dict[str, DrafterTraits], now_s: float
@@ -319,7 +368,7 @@ class ReplicaPlanner:
         self._advantage += weight * (advantage - self._advantage)
         margin = _END_MARGIN if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
         mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
-        is_held = self._num_controls > 0 or self._pinned is not None
+        is_held = self._is_controlling or self._pinned is not None
         if mode is self.mode or is_held or (mode is Mode.PLAIN and self._is_early):
             return
         self.mode = mode
@@ -330,9 +379,15 @@ class ReplicaPlanner:
         _log.debug(what, mode.value, drafting, plain, self.plans[mode])
 
     def rate(self, mode: Mode) -> float:
-        """Tokens per ms that a mode would give, by its newest plan; 0.0: it is not to be had."""
+        """Tokens per ms that a mode would give; 0.0: it is not to be had.
+
+        The newest plan promises them. Texts as they were say how late that comes.
+        """
         plan = self.plans.get(mode)
-        return 0.0 if plan is None else plan.tokens_per_ms
+        if plan is None:
+            return 0.0
+        rate, num_sessions = plan.tokens_per_ms, len(plan.lengths)
+        return rate / self._lateness[mode].of(rate / num_sessions, num_sessions, self._planned_at_s)
 
     @property
     def _age(self) -> float:

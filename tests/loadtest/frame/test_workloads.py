@@ -92,7 +92,8 @@ def test_a_prompt_that_comes_again_is_asked_in_a_group_of_its_own() -> None:
 
 def test_processes_side_by_side_share_the_threads() -> None:
     engine = {"num_threads": 4, "dtype": "float32"}
-    tree = replace(MODELS, engine=engine).side_by_side().tree(Way())
+    models = replace(MODELS, engine=engine)
+    tree = models.side_by_side(Way()).tree(Way())
     assert (tree["target"]["num_threads"], tree["draft"]["num_threads"]) == (3, 1)
-    alone = replace(MODELS, engine=engine, drafts={}).side_by_side().tree(Way())
-    assert alone["target"]["num_threads"] == 4
+    alone = Way(drafts=())
+    assert models.side_by_side(alone).tree(alone)["target"]["num_threads"] == 4

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from loadtest.frame.page import page
+from loadtest.frame.page import page, records
 from loadtest.report.machine import ROOT
 from loadtest.report.readme.__main__ import main, pages, rewritten
 from loadtest.report.readme.blocks import fill, names
 from loadtest.report.readme.figures import FIGURES
-from loadtest.report.readme.peer import peer
 from loadtest.report.readme.result import RESULTS, Result, goal
-from loadtest.report.readme.speed import bench
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -54,39 +51,17 @@ def test_an_aim_that_was_missed_is_called_so() -> None:
     assert goal(1.03, "at most", 1.03) == "at most 1.03: met"
 
 
-@pytest.mark.parametrize("name", ["bench-349m-18m", "bench-demo"])
-def test_the_bench_shows_as_many_misses_as_the_result_has(name: str) -> None:
-    result = Result.load(name, ROOT)
-    (pair,) = result["pairs"].values()
-    missed = [claim for claim in pair["claims"] if not claim["is_met"]]
-    assert bench(result).count("**missed**") == len(missed)
-
-
-@pytest.mark.parametrize("name", ["llama-349m-18m"])
-def test_the_comparison_with_a_peer_shows_its_misses_and_both_sides(name: str) -> None:
-    result = Result.load(name, ROOT)
-    shown = peer(result)
-    assert shown.count("**missed**") == sum(not claim["is_met"] for claim in result["claims"])
-    assert "| tokens/s | ours, k = 0 | ours, best drafted | llama.cpp, k = 0 |" in shown
-
-
-def changed(name: str, change: Any) -> Result:
-    """A kept result with something else in it."""
-    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    change(content)
-    return Result(name, content, ROOT)
-
-
-def test_a_peers_draft_model_and_its_n_grams_have_columns_of_their_own() -> None:
-    def add(content: dict[str, Any]) -> None:
-        line = next(each for each in content["lines"] if each["way"].startswith("draft "))
-        content["lines"].append({**line, "way": "ngram-mod 4", "tokens_per_s": 12.3})
-
-    head, _, *rows = peer(changed("llama-349m-18m", add)).split("\n")
-    assert "| llama.cpp, k = 0 | llama.cpp, draft model | llama.cpp, n-grams |" in head
-    assert "ours, best drafted" in head
-    assert sum("| 12 (ngram-mod 4) |" in row for row in rows) == 1
-    assert any("(draft k=8)" in row and "| - |" in row for row in rows)
+def test_the_front_page_counts_each_cell_of_the_scenarios_once() -> None:
+    shown = FIGURES["sooner"](ROOT)
+    kept = {name: one for name, one in records().items() if name.startswith("scenarios-")}
+    cells = {
+        (name, *(row[key] for key in ("stage", "workload", "batch")))
+        for name, one in kept.items()
+        for row in one["samples"]
+    }
+    assert f"over {len(cells)} cells of {len(kept)} pairs" in shown
+    of_groups = [int(total) for total in re.findall(r"\d+ of (\d+)", shown)]
+    assert of_groups[0] == len(cells) == sum(of_groups[1:])
 
 
 def test_a_result_that_is_not_there_is_no_figure() -> None:

@@ -20,12 +20,11 @@ def of_day(name: str, day: str) -> Result:
 
 
 def test_a_result_names_what_came_after_it() -> None:
-    made = of_day("fuzz", "2026-11-01").made_in_short()
+    made = of_day("scenarios-demo", "2026-11-01").made_in_short()
     for change in CHANGES:
         assert change.name in made
-    newest = CHANGES[-1]
-    assert newest.name in Result.load("scenarios", ROOT).made()
-    assert CHANGES[0].name not in Result.load("scenarios", ROOT).made()
+    assert CHANGES[-1].name in Result.load("kinds", ROOT).made()
+    assert CHANGES[0].name not in Result.load("kinds", ROOT).made()
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
@@ -44,7 +43,6 @@ def test_changes_are_in_order_and_no_result_is_of_tomorrow() -> None:
 
 def test_the_draft_model_of_the_demo_is_no_matter_of_other_pairs() -> None:
     draft = next(change.name for change in CHANGES if "draft model" in change.name)
-    assert draft in age("study-demo/study", "2026-11-22")
-    assert draft in age("bench-demo", "2026-11-22")
+    assert draft in age("scenarios-demo", "2026-11-22")
     assert draft not in age("llama-smollm2", "2026-11-22")
-    assert draft not in age("bench-349m-18m", "2026-11-22")
+    assert draft not in age("scenarios-349m-18m", "2026-11-22")
