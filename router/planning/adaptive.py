@@ -59,7 +59,7 @@ class RouterPlanner:
 
     @property
     def newest(self) -> str:
-        """The replica that a session joined last: one that has none yet is planned with those."""
+        """The replica that a session joined or left last: one that has none is planned with it."""
         return next(reversed(self._replicas), "")
 
     def gain(self) -> dict[TaskClass, Gain]:
