@@ -10,7 +10,7 @@ CELLS = [cell for one in SCENARIOS.values() for cell in one.cells]
 
 
 def test_every_axis_is_varied() -> None:
-    assert len(CELLS) == 79
+    assert len(CELLS) == 85
     assert all(len(one.cells) == len(set(one.cells)) for one in SCENARIOS.values())
     assert {batch for _, _, batch in CELLS} == {1, 4, 8, 16}
     assert {stage for stage, _, _ in CELLS} == {"engine", "link", "http"}
