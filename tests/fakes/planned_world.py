@@ -17,7 +17,7 @@ MODEL = DRAFT_MODEL.traits
 
 @dataclass(frozen=True)
 class Machine:
-    """What passes and steps take, and how much of a promise the rounds with drafts keep."""
+    """Times of passes and steps, and how much of a promise the rounds with drafts keep."""
 
     base_ms: float = 20.0
     row_ms: float = 0.1

@@ -8,13 +8,14 @@ from statistics import median
 from typing import Any
 
 from loadtest.report.readme.result import RESULTS, Result, goal, table
+from loadtest.report.readme.since import age
 
 Claim = Mapping[str, Any]  # of a record
 
 _PEERS = {
     "SmolLM2": ("its best n-grams", ("llama-smollm2",)),
-    "the 349M pair": ("anything it has", ("llama-349m",)),
-    "the demo pair": ("anything it has", ("llama-demo",)),
+    "the 349M pair": ("its draft model or n-grams", ("llama-349m",)),
+    "the demo pair": ("its draft model or n-grams", ("llama-demo",)),
 }
 
 _TO_PLAIN = "adaptive / k=0"
@@ -26,9 +27,8 @@ _OVER_LLAMA = "/ the best of llama"  # in claims that compare both sides' drafts
 
 def sooner(seen_from: Path) -> str:
     """Compare adaptive k with no drafts over the cells of all scenarios, by streams at once."""
-    results = [
-        Result.load(path.stem, seen_from) for path in sorted(RESULTS.glob("scenarios-*.json"))
-    ]
+    paths = sorted(RESULTS.glob("scenarios-*.json"))
+    results = [Result.load(path.stem, seen_from) for path in paths]
     found = [
         claim for one in results for claim in one["claims"] if claim["text"].endswith(_TO_PLAIN)
     ]
@@ -97,7 +97,10 @@ def beside_others(seen_from: Path) -> str:
 
 
 def _link(result: Result) -> str:
-    return f"[{result['machine']['date']}]({result.path})"
+    """Link to the record by its date, and say what it was measured before."""
+    missed = age(result.name, result["machine"]["date"])
+    words = f", {missed[0].lower()}{missed[1:-1]}" if missed else ""
+    return f"[{result['machine']['date']}]({result.path}){words}"
 
 
 def _gains(result: Result, way: str) -> list[float]:
