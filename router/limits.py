@@ -126,6 +126,12 @@ class SpeculationLimits(Section):
         description="guess for the draft model, which verifies a guess of its draft in one pass: "
         "fewer draft steps, the same draft; pays where a draft step is long",
     )
+    draft_ahead: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0,
+        description="drafts ahead: the draft model goes on after this many outcomes of a "
+        "verification at most, while the target verifies; free text under the rule coupled only; "
+        "pays where both have a device of their own; 0: off",
+    )
     suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = Field(
         default=1000,
         description="answers that a router keeps to draft from, for requests of the same "

@@ -110,6 +110,7 @@ class RoundWatch:
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
             return
+        self.stats.add_ahead(proposal.num_ahead)
         num_right = _num_common(guess, proposal.tokens)
         if guess:
             self.stats.add_guess(len(guess), num_right)

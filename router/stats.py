@@ -70,6 +70,7 @@ class SpeculationStats:
     num_rounds: int = 0  # every verify answered, plain steps included
     per_step_drafted: tuple[int, ...] = ()  # tokens drafted and verified in each round with a draft
     per_step_accepted: tuple[int, ...] = ()  # tokens of these that were accepted
+    per_step_ahead: tuple[int, ...] = ()  # of these drafted, there before they were asked for
     num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
     num_accepted_by: Mapping[str, int] = field(default_factory=dict)
     num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
@@ -82,12 +83,18 @@ class SpeculationStats:
             num_rounds=self.num_rounds + other.num_rounds,
             per_step_drafted=self.per_step_drafted + other.per_step_drafted,
             per_step_accepted=self.per_step_accepted + other.per_step_accepted,
+            per_step_ahead=self.per_step_ahead + other.per_step_ahead,
             num_drafted_by=_added(self.num_drafted_by, other.num_drafted_by),
             num_accepted_by=_added(self.num_accepted_by, other.num_accepted_by),
             num_guess_tokens=self.num_guess_tokens + other.num_guess_tokens,
             num_right_guess_tokens=self.num_right_guess_tokens + other.num_right_guess_tokens,
             time=self.time + other.time,
         )
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        """Draft tokens that were there before they were asked for."""
+        return sum(self.per_step_ahead)
 
     @property
     def num_spec_steps(self) -> int:
@@ -150,6 +157,8 @@ class RoundStats:
         self._num_rounds = 0
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
+        self._per_step_ahead: list[int] = []
+        self._num_ahead = 0  # tokens of the newest proposal
         self._drafted_by: Counter[str] = Counter()
         self._accepted_by: Counter[str] = Counter()
         self._num_guessed = self._num_guessed_right = 0
@@ -188,6 +197,12 @@ class RoundStats:
             num_left -= min(num_drafted, num_left)
         self._per_step_drafted.append(sum(num_drafted for _, num_drafted in segments))
         self._per_step_accepted.append(num_accepted)
+        self._per_step_ahead.append(self._num_ahead)
+        self._num_ahead = 0
+
+    def add_ahead(self, num_tokens: int) -> None:
+        """Note how many tokens of the next draft were there before they were asked for."""
+        self._num_ahead = num_tokens
 
     def add_guess(self, num_tokens: int, num_right: int) -> None:
         """Note that a drafter was sent so many tokens as a guess; `num_right` were right."""
@@ -222,6 +237,7 @@ class RoundStats:
             num_rounds=self._num_rounds,
             per_step_drafted=tuple(self._per_step_drafted),
             per_step_accepted=tuple(self._per_step_accepted),
+            per_step_ahead=tuple(self._per_step_ahead),
             num_drafted_by=dict(self._drafted_by),
             num_accepted_by=dict(self._accepted_by),
             num_guess_tokens=self._num_guessed,

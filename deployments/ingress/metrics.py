@@ -111,6 +111,11 @@ SPECULATION: tuple[Metric[SpeculationStats], ...] = (
         "Guesses that the draft model drafted: each saved it a step",
         lambda stats: stats.num_right_guess_tokens,
     ),
+    counter(
+        "outrider:ahead_tokens",
+        "Draft tokens that were drafted while the target verified, before they were asked for",
+        lambda stats: stats.num_ahead_tokens,
+    ),
     counter("outrider:rounds", "Verdicts, plain steps included", lambda stats: stats.num_rounds),
     counter(
         "outrider:round_seconds",

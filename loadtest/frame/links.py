@@ -6,7 +6,8 @@ It measures the cost of serving over the engines: leases, frames and the waking 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -40,8 +41,11 @@ class LinkedStage(Closing):
     ) -> None:
         self._config = router
         self._runner = asyncio.Runner()  # sockets stay with their event loop
-        self._target = ProcessPool("target", target)
-        self._drafts = {name: ProcessPool("draft", model) for name, model in drafts.items()}
+        cores = _cores_of([target, *drafts.values()])
+        self._target = ProcessPool("target", target, next(cores))
+        self._drafts = {
+            name: ProcessPool("draft", model, next(cores)) for name, model in drafts.items()
+        }
         self._routers: dict[str, SpeculativeGenerator] = {}
         self._numbers = count()
         try:
@@ -90,6 +94,15 @@ class LinkedStage(Closing):
         for pool in (self._target, *self._drafts.values()):
             self._runner.run(pool.close())
         self._runner.close()
+
+
+def _cores_of(models: Sequence[ModelConfig]) -> Iterator[Collection[int]]:
+    """Yield cores of its own for each model; none where there are too few for all threads."""
+    there = sorted(os.sched_getaffinity(0))
+    has_room = sum(model.num_threads for model in models) <= len(there)
+    for model in models:
+        own, there = there[: model.num_threads], there[model.num_threads :]
+        yield own if has_room and model.device == "cpu" else ()
 
 
 class LinkStage(LinkedStage):

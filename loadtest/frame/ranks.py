@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import threading
+from collections.abc import Collection
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -45,16 +47,16 @@ class ProcessLease:
 
 
 class ProcessPool:
-    """Implements `router.ports.EnginePool` over one rank process."""
+    """Implements `router.ports.EnginePool` over one rank process, on some cores; none: on any."""
 
-    def __init__(self, kind: EngineKind, model: ModelConfig) -> None:
+    def __init__(self, kind: EngineKind, model: ModelConfig, cores: Collection[int] = ()) -> None:
         self._kind = kind
         self._model = model
         self.links = LinkClient()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_run_rank, args=(theirs, kind, model), name=f"{kind}-rank", daemon=True
+            target=_run_rank, args=(theirs, kind, model, cores), name=f"{kind}-rank", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -102,7 +104,11 @@ class ProcessPool:
             self._process.kill()
 
 
-def _run_rank(pipe: Connection, kind: EngineKind, model: ModelConfig) -> None:
+def _run_rank(
+    pipe: Connection, kind: EngineKind, model: ModelConfig, cores: Collection[int]
+) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
     # Any: Ray's decorators type the control methods as remote ones, which here they are not.
     rank: Any = Rank(kind, model, LinkConfig(host="loopback"), 0, 1)
     pipe.send(rank.load())

@@ -165,6 +165,24 @@ def _accepted_at(place: int) -> Measure:
     return share
 
 
+def _ahead_after(place: int | None) -> Measure:
+    def share(run: Run) -> float:
+        found = [
+            ahead > 0
+            for answer in run.answers
+            for accepted, ahead in zip(
+                answer.stats.per_step_accepted, answer.stats.per_step_ahead[1:], strict=False
+            )
+            if place is None or accepted == place
+        ]
+        return sum(found) / max(1, len(found))
+
+    return share
+
+
+_ahead_share = _ahead_after(None)
+
+
 # What a run is measured by: figures for the table, by their names in records.
 MEASURES: Mapping[str, Measure] = {
     "tokens_per_s": lambda run: run.tokens_per_s,
@@ -178,6 +196,8 @@ MEASURES: Mapping[str, Measure] = {
     "acceptance": lambda run: run.stats.draft_acceptance_rate,
     "mean_k": lambda run: run.stats.num_draft_tokens / max(1, run.stats.num_spec_steps),
     "drafted_share": lambda run: run.stats.num_spec_steps / max(1, run.stats.num_rounds),
+    "ahead_share": _ahead_share,  # of rounds behind one with a draft: theirs was there by then
+    **{f"ahead_after_{place}": _ahead_after(place) for place in range(9)},
     "forced_share": _accepted_share("forced"),  # of the answers' tokens
     "draft_ms": _time_ms("draft"),  # of a round of one session
     "verify_ms": _time_ms("verify"),

@@ -55,7 +55,10 @@ _DRAFTS = {
     40: _size(22, 512, 1536, 8),
 }
 # Acceptance at the middle cost, cost at the middle acceptance, and two corners; in percent.
-_GROWN = ((30, 5), (60, 5), (80, 5), (95, 5), (80, 1), (80, 15), (80, 40), (30, 40), (95, 1))
+_GROWN = (
+    *((30, 5), (60, 5), (80, 5), (95, 5), (80, 1), (80, 15), (80, 40), (30, 40), (95, 1)),
+    *((70, 15), (90, 15)),  # drafts ahead
+)
 
 # Few draft layers, as a draft's step is short only then; hidden sizes in powers of four, see
 # `checkpoint.grow_checkpoint`.

@@ -124,7 +124,7 @@ class Engine(ABC):
         self._masks.collect(0.0)
         now = self._clock()
         self._expire(now)
-        waiting = self._jobs.waiting()
+        waiting = self._waiting()
         plan = self._planner.plan(waiting, self._everyone(), now) if waiting else PassPlan()
         self._is_stalled = not plan.rows and not self._jobs.are_any_held()
         for session in plan.starved:
@@ -191,6 +191,10 @@ class Engine(ABC):
     def block_tables(self) -> list[BlockTable]:
         """Return all block tables in use, for `BlockPool.check`."""
         return [session.table for session in self._everyone()]
+
+    def _waiting(self) -> list[Session]:
+        """Return the sessions that need rows in the next pass."""
+        return self._jobs.waiting()
 
     def _everyone(self) -> list[Session]:
         """Return all sessions that may hold blocks."""

@@ -13,7 +13,8 @@ the whole guess is right, the token behind it is drafted too. The same number of
 draft the same tokens. Each token is sampled from the same text with the same noise.
 
 A message may also ask for all of these rows at once (`Propose.replays`). They are the tokens that
-the model would have drafted along a known text.
+the model would have drafted along a known text. It may let the engine draft on while the target
+verifies (`Propose.ahead`, `drafting.ahead`).
 
 Steps of drafts that need nothing from the host run as one chain on a GPU (`drafting.chain`).
 """
@@ -27,14 +28,16 @@ from torch import Tensor
 
 from models.costs.running_mean import running_mean
 from models.engine.base import Engine
+from models.engine.drafting.ahead import Ahead
 from models.engine.drafting.chain import ChainLink, draw_chain, is_chainable, reserve_chain
 from models.engine.drafting.ended_texts import EndedTexts
+from models.engine.drafting.outcomes import MAX_RANKS
 from models.engine.jobs import Outgoing
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.sampler import draft_rows
 from models.grammar.masks import MaskSource
-from models.protocol.messages import Cut, EngineQuestion, Proposal, Propose
+from models.protocol.messages import Cut, EngineQuestion, Open, Proposal, Propose
 from models.sampling.draft_probs import pack
 from models.sampling.verification import accept_matching
 from models.scheduler.sessions import Job, PlannedRows, Session
@@ -74,6 +77,7 @@ class DraftEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self.ended_texts = EndedTexts()
+        self._ahead = Ahead(runner.pool, runner.max_model_len, self._times.by_rows.at)
         self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1
         if self.chains:
             runner.capture_chains()
@@ -81,9 +85,16 @@ class DraftEngine(Engine):
         self._host_s = 0.0  # the same of what a `step` takes beside its pass
         self._pass_s: float | None = None  # time of the newest `step`'s pass
 
+    @property
+    def forks(self) -> list[Session]:
+        """Texts that are drafted ahead, to look at."""
+        return list(self._ahead.forks)
+
     def wait_s(self, now: float) -> float:
-        """Return 0: a draft step never waits for others, because they join the next one."""
-        return 0.0
+        """Return 0 for drafts that were asked for: others join the next step."""
+        if self._jobs.has_replies or self._jobs:
+            return 0.0
+        return self._ahead.wait_s(now)
 
     def step(self) -> list[Outgoing]:
         """See `Engine.step`."""
@@ -97,35 +108,83 @@ class DraftEngine(Engine):
     def _close(self, session_id: str, epoch: int | None) -> None:
         session = self._table.get(session_id)
         super()._close(session_id, epoch)
-        is_closed = session is not None and self._table.get(session_id) is None
-        if session is not None and is_closed and not session.is_replay:
+        if session is None or self._table.get(session_id) is session:
+            return
+        self._ahead.end(session)
+        if not session.is_replay:
             self.ended_texts.note(session.opened, session.tokens.ids[: session.committed_len])
+
+    def _open(self, message: Open, now: float) -> None:
+        session = self._table.get(message.session_id)
+        if session is not None and session.opened != message:
+            self._ahead.end(session)
+        super()._open(message, now)
+
+    @property
+    def has_work(self) -> bool:
+        """See `Engine.has_work`."""
+        return super().has_work or self._ahead.has_work
+
+    def _waiting(self) -> list[Session]:
+        waiting = super()._waiting()
+        if waiting or self._jobs.has_replies:  # which would leave after the pass only
+            return waiting
+        return self._ahead.next_step()
+
+    def _everyone(self) -> list[Session]:
+        return [*self._table, *self._ahead.forks]
+
+    def _publish(self, sessions: list[Session]) -> None:
+        super()._publish([session for session in sessions if not self._ahead.has(session)])
 
     def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
         if not isinstance(message, Propose):
             self._fail(session, "invalid", "a draft engine verifies nothing")
             return
         length = message.base_len + len(message.tokens)
-        guess = message.guess[: self._max_guess(length, message.num_draft_tokens)]
-        session.rewrite(message.base_len, message.tokens + guess)
+        ready = self._ahead.answer(session, message.base_len, message.tokens)
+        draft = ready.tokens[: message.num_draft_tokens]
+        most = 0 if draft else self._max_guess(length, message.num_draft_tokens)
+        guess = message.guess[:most]
+        session.rewrite(message.base_len, message.tokens + draft + guess)
+        if draft:
+            session.num_computed_tokens = min(ready.num_rows, len(session.tokens) - 1)
+            self._prefix_cache.publish([session])
         session.agreed_len = length - 1
         session.committed_len = length
         session.is_replay = message.replays
+        is_ahead = message.ahead > 0 and not message.replays and is_chainable(session)
         job = Job(
             seq=message.seq,
             ready_s=now,
             num_logits=1 + len(guess),
-            steps_left=message.num_draft_tokens - 1,
+            steps_left=message.num_draft_tokens - len(draft) - 1,
             deadline_s=now + message.deadline_ms / 1e3,
+            draft=draft,
+            candidates=ready.candidates[: len(draft)],
+            margins=ready.margins[: len(draft)],
             guess=guess,
             replays=message.replays,
             mask_wait_s=message.mask_wait_ms / 1e3 or None,
+            num_ranks=MAX_RANKS if is_ahead else 1,
+            num_asked=message.num_draft_tokens,
+            num_branches=message.ahead if is_ahead else 0,
+            num_ahead=len(draft),
+            num_sessions=ready.num_sessions,
         )
-        if length >= self._runner.max_model_len:
+        if (cut := self._end_of(session, job)) is not None:
             session.job = job
-            self._finish(session, job, "context")
+            self._finish(session, job, cut)
             return
         self._jobs.start(session, job)
+
+    def _end_of(self, session: Session, job: Job) -> Cut | None:
+        """Return why the draft ends here; None: another step follows."""
+        if job.draft and job.draft[-1] in session.opened.eos_ids:
+            return "eos"
+        if job.steps_left < 0:
+            return ""
+        return "context" if len(session.tokens) >= self._runner.max_model_len else None
 
     def _max_guess(self, length: int, num_draft_tokens: int) -> int:
         """Tokens that a guess after `length` tokens may have: its last row samples one more."""
@@ -141,7 +200,7 @@ class DraftEngine(Engine):
 
     def _chain_length(self, rows: list[PlannedRows]) -> int:
         """Steps that all sessions of a pass can take together; 1: no chain."""
-        if not self.chains or not all(p.num_logits == 1 for p in rows):
+        if not self.chains or not all(p.num_logits == p.job.num_ranks == 1 for p in rows):
             return 1
         if not all(is_chainable(planned.session) for planned in rows):
             return 1
@@ -194,6 +253,9 @@ class DraftEngine(Engine):
             job.draft = tokens
             self._finish(session, job, "")
             return
+        if self._ahead.has(session):
+            self._ahead.take(session, tokens, now)
+            return
         num_right, token = accept_matching(job.guess, tokens, session.opened.eos_ids)
         length = len(session.tokens) - len(job.guess)
         said = [*job.guess[:num_right], token]
@@ -201,15 +263,11 @@ class DraftEngine(Engine):
         job.guess, job.num_logits = [], 1
         job.draft += said
         del job.draft_rows[len(job.draft) :]
-        job.steps_left -= num_right
-        if token in session.opened.eos_ids:
-            self._finish(session, job, "eos")
-        elif job.steps_left == 0:
-            self._finish(session, job, "")
-        elif len(session.tokens) >= self._runner.max_model_len:
-            self._finish(session, job, "context")
+        del job.candidates[len(job.draft) :], job.margins[len(job.draft) :]
+        job.steps_left -= num_right + 1
+        if (cut := self._end_of(session, job)) is not None:
+            self._finish(session, job, cut)
         else:
-            job.steps_left -= 1
             job.ready_s = now
             self._jobs.ask_masks(session, job)
 
@@ -217,11 +275,15 @@ class DraftEngine(Engine):
         self._finish(session, job, "mask_late" if is_late else "mask_missing")
 
     def _on_starved(self, session: Session) -> None:
-        if session.job is not None and not self._drop_guess(session, session.job):
+        if self._ahead.has(session):
+            self._ahead.give_up(session)
+        elif session.job is not None and not self._drop_guess(session, session.job):
             self._finish(session, session.job, "starved")
 
     def _on_oversized(self, session: Session) -> None:
-        if session.job is not None and not self._drop_guess(session, session.job):
+        if self._ahead.has(session):
+            self._ahead.give_up(session)
+        elif session.job is not None and not self._drop_guess(session, session.job):
             self._finish(session, session.job, "context")
 
     def _drop_guess(self, session: Session, job: Job) -> bool:
@@ -253,8 +315,11 @@ class DraftEngine(Engine):
                 timing=job.take_timing(self._clock()),
                 step_ms=(self._step_s or 0.0) * 1e3,
                 cut=cut,
+                num_ahead=job.num_ahead,
             ),
         )
+        if job.num_branches > 0 and not cut:
+            self._ahead.begin(session, job, self._clock())
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         """Note the pass and the host's time beside it: a quarter of a small model's step."""
@@ -263,6 +328,8 @@ class DraftEngine(Engine):
 
     def _note_step(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         super()._note_pass(rows, duration_s, now)
+        if self._ahead.has(rows[0].session):
+            return
         if all(planned.num_logits == 1 for planned in rows) and sum(
             planned.num_rows for planned in rows
         ) <= 2 * len(rows):  # after a full accept a draft step has two rows

@@ -17,7 +17,7 @@ from models.device import fetch, to_device
 from models.protocol.messages import Sampling
 from models.protocol.parts import DraftTest, Inspection
 from models.sampling.draft_probs import draw_truncated
-from models.sampling.draws import draw_from_logits
+from models.sampling.draws import draw_from_logits, rank_with_margins
 from models.sampling.logits import adjust_logits, is_allowed, shaped_scores
 from models.sampling.penalties import RowCounts
 from models.sampling.token_rules import forbidden_ids, has_rules
@@ -245,16 +245,27 @@ def _draw_rows(logits: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
     """Sample in all rows of `parts`; return the tokens by each part's first row."""
     if not parts:
         return {}
-    ids = draw_from_logits(
+    terms = (
         _select(logits, parts),
         _samplings(parts),
         [part.position + i for part in parts for i in range(part.num_rows)],
     )
-    tokens = fetch(ids)
+    num_ranks = max(part.job.num_ranks for part in parts)
+    if num_ranks > 1:
+        ids, above = rank_with_margins(*terms, num_ranks)
+        ranked, margins = fetch(ids), fetch(above)
+    else:
+        ranked = [[token] for token in fetch(draw_from_logits(*terms))]
+        margins = []
     sampled: dict[int, list[int]] = {}
+    start = 0
     for part in parts:
-        sampled[part.first] = tokens[: part.num_rows]
-        del tokens[: part.num_rows]
+        own = ranked[start : start + part.num_rows]
+        sampled[part.first] = [candidates[0] for candidates in own]
+        if part.job.num_ranks > 1:
+            part.job.candidates += own
+            part.job.margins += margins[start : start + part.num_rows]
+        start += part.num_rows
     return sampled
 
 

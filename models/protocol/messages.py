@@ -117,6 +117,9 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     """Draft up to `num_draft_tokens` tokens after `base_len + len(tokens)` committed ones.
 
+    The engine may draft on after up to `ahead` outcomes of the verification meanwhile. It changes
+    no answer, and makes later ones come sooner.
+
     If `replays` is set, the answer has the model's token at the place of each token of `guess`. One
     more follows behind the last. Each is sampled given the guess before it, right or wrong.
     """
@@ -132,6 +135,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     guess: list[int] = []  # the draft's: its right tokens cost one pass, a wrong one changes none
     replays: bool = False
     mask_wait_ms: float = 0.0  # for late masks, which then end the draft; 0: the engine's limit
+    ahead: int = 0  # outcomes of its verification that may be drafted after meanwhile
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
@@ -183,6 +187,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     step_ms: float  # cost of one draft step now
     draft_probs: DraftProbs | None = None  # if the rule needs them
     cut: Cut = ""
+    num_ahead: int = 0  # first tokens of it that were drafted before they were asked for
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

@@ -44,14 +44,28 @@ def rank_from_logits(
     """
     if num_ranks == 1:
         return draw_from_logits(logits, samplings, positions).unsqueeze(1)
+    return rank_with_margins(logits, samplings, positions, num_ranks)[0]
+
+
+def rank_with_margins(
+    logits: Tensor,  # [R, V] float32 from `adjust_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R]
+    num_ranks: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the ranks of `rank_from_logits`, at least 2, and each first one's margin: float32 [R].
+
+    It is what the score of the first, with its noise, is above the second's.
+    """
     scores = noisy_scores(shaped_scores(logits, samplings), samplings, positions)
     if scores is logits:
         scores = scores.clone()
-    ranked = []
+    ranked, values = [], []
     for _ in range(num_ranks):  # the lowest of equal ones, as a draw does it
         ranked.append(scores.argmax(dim=1, keepdim=True))
+        values.append(scores.gather(1, ranked[-1]))
         scores.scatter_(1, ranked[-1], -torch.inf)
-    return torch.cat(ranked, dim=1)
+    return torch.cat(ranked, dim=1), (values[0] - values[1]).squeeze(1)
 
 
 def load_kernels(device: torch.device, vocab_size: int) -> None:

@@ -27,6 +27,12 @@ from typing import NamedTuple
 from models.kv.block_pool import BlockPool, OutOfBlocks
 from models.scheduler.sessions import Session
 
+_Holder = tuple[float, str, Session]  # forks that draft ahead are all of one order
+
+
+def _holder(session: Session) -> _Holder:
+    return -session.order, session.session_id, session
+
 
 class _Refusal(NamedTuple):
     """The blocks that a failed claim could have had."""
@@ -47,7 +53,7 @@ class Preemption:
     def __init__(self, pool: BlockPool, sessions: Iterable[Session]) -> None:
         self._pool = pool
         self._sessions = sessions
-        self._holders: list[tuple[float, Session]] | None = None  # a heap, the youngest on top
+        self._holders: list[_Holder] | None = None  # a heap, the youngest on top
         self._listed: set[float] = set()  # the orders of those in the heap
         self._refused: _Refusal | None = None  # that of the oldest session
 
@@ -69,7 +75,7 @@ class Preemption:
             session.reserve_rows(start)
         if self._holders is not None and session.order not in self._listed:
             self._listed.add(session.order)
-            heapq.heappush(self._holders, (-session.order, session))
+            heapq.heappush(self._holders, _holder(session))
         return victims
 
     def has_refused(self, session: Session, num_wanted: int) -> bool:
@@ -100,7 +106,7 @@ class Preemption:
         looked_at: list[Session] = []
         holders = self._heap()
         while freed.count < num_missing and holders and -holders[0][0] > session.order:
-            looked_at.append(heapq.heappop(holders)[1])
+            looked_at.append(heapq.heappop(holders)[2])
             freed.add(looked_at[-1])
         victims: list[Session] = []
         if freed.count >= num_missing:
@@ -115,13 +121,13 @@ class Preemption:
         preempted = set(map(id, victims))
         for other in looked_at:
             if id(other) not in preempted:
-                heapq.heappush(holders, (-other.order, other))
+                heapq.heappush(holders, _holder(other))
         return victims
 
-    def _heap(self) -> list[tuple[float, Session]]:
+    def _heap(self) -> list[_Holder]:
         if self._holders is None:
-            self._holders = [(-s.order, s) for s in self._sessions if s.table.block_ids]
-            self._listed = {session.order for _, session in self._holders}
+            self._holders = [_holder(s) for s in self._sessions if s.table.block_ids]
+            self._listed = {session.order for _, _, session in self._holders}
             heapq.heapify(self._holders)
         return self._holders
 

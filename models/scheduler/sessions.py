@@ -62,10 +62,15 @@ class Job:
     draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
     tree: DraftTree | None = None  # its first path is `draft`; None: there is no other path
     candidates: list[list[int]] = field(default_factory=list)  # for its draft, by place and rank
+    margins: list[float] = field(default_factory=list)  # of their scores, first over second
     side_states: Tensor | None = None  # [side rows, F] of the newest pass; where heads draft
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     guess: list[int] = field(default_factory=list)  # guess of the draft; its rows' tokens
     replays: bool = False  # its answer is what is said in each row of the guess
+    num_ranks: int = 1  # candidates that are noted for each drafted token
+    num_asked: int = 0  # tokens of the draft that was asked for
+    num_branches: int = 0  # outcomes to draft after once it is made; 0: none
+    num_ahead: int = 0  # of its draft, the tokens that were there before it was asked for
     drafts_itself: bool = False  # its plain steps may verify drafts of the engine's own
     has_own_draft: bool = False  # `draft` is one
     part: int = 0

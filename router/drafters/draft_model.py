@@ -23,7 +23,12 @@ def draft_model(name: str, pool: str, label: str) -> DrafterKind:
     """
 
     def make(context: DrafterContext) -> RemoteDrafter:
-        drafter = RemoteDrafter(context.engine(pool), context.limits, context.committed)
+        drafter = RemoteDrafter(
+            context.engine(pool),
+            context.limits,
+            context.committed,
+            num_branches=context.speculation.draft_ahead,
+        )
         drafter.start()
         return drafter
 

@@ -17,6 +17,7 @@ from router.ports import DrafterTraits
 # The cost of a further row of a draft pass before any was measured, in steps.
 _ROW_SHARE = 0.15
 _ROW_WEIGHT = 0.05  # weight of the newest measurement in their running mean
+_WAITED_WEIGHT = 0.05  # of the newest draft in the share of steps that are waited for
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class _DrafterCosts:
     step_ms: float = 0.0
     num_sessions: int = 1
     row_ms: float | None = None
+    waited_share: float = 1.0  # of a draft: its steps after it was asked for
 
     def observe(
         self, proposal: Proposal, num_guessed: int, num_right: int, waited_ms: float
@@ -38,7 +40,8 @@ class _DrafterCosts:
         """Take in what the tokens of a draft took, the wait for a guess of them included."""
         timing, num_tokens = proposal.timing, len(proposal.tokens)
         self.step_ms, self.num_sessions = proposal.step_ms, max(1, timing.num_sessions)
-        token_ms = proposal.step_ms
+        self._note_ahead(proposal)
+        token_ms = self.waited_share * proposal.step_ms
         if num_guessed > 0 and num_tokens > 0:
             # The last token of a guess that is right throughout comes with a further one, if it is
             # no eos; a step after another sampled all others.
@@ -48,6 +51,15 @@ class _DrafterCosts:
             self.row_ms = running_mean(self.a_row_ms, row_ms, _ROW_WEIGHT)
             token_ms = (waited_ms + timing.pass_ms) / num_tokens
         self.steps.observe(self.num_sessions, token_ms)
+
+    def _note_ahead(self, proposal: Proposal) -> None:
+        """Note which share of the draft was waited for: none of what was there before.
+
+        The share is a mean. A table of times keeps medians, and most drafts may wait for nothing.
+        """
+        num_tokens = max(1, len(proposal.tokens))
+        share = 1.0 - proposal.num_ahead / num_tokens
+        self.waited_share = running_mean(self.waited_share, share, _WAITED_WEIGHT)
 
     @property
     def a_row_ms(self) -> float:

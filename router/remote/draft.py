@@ -41,6 +41,7 @@ class RemoteDrafter:
         limits: of waits.
         committed: the text.
         mask_wait_ms: that masks may be late before they end a draft; 0: as the engine has it.
+        num_branches: outcomes that the engine may draft after while the target verifies.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class RemoteDrafter:
         limits: SessionLimits,
         committed: TokenSequence,
         mask_wait_ms: float = 0.0,
+        num_branches: int = 0,
     ) -> None:
         self._session = session
         self._limits = limits
         self._mask_wait_ms = mask_wait_ms
+        self._num_branches = num_branches
         self._committed = committed
         self._is_caught_up = False
         self._proposed_at = 0  # committed length at which the last proposal was made
@@ -228,6 +231,7 @@ class RemoteDrafter:
             deadline_ms=deadline_s * 1e3,
             guess=list(guess),
             mask_wait_ms=self._mask_wait_ms,
+            ahead=self._num_branches,
         )
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:

@@ -42,12 +42,14 @@ def proposing(
     base_len: int = 0,
     deadline_ms: float = 1e6,
     guess: Sequence[int] = (),
+    ahead: int = 0,
 ) -> Propose:
     return Propose(
         **header(session_id, seq, ids, base_len),
         num_draft_tokens=k,
         deadline_ms=deadline_ms,
         guess=list(guess),
+        ahead=ahead,
     )
 
 

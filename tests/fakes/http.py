@@ -28,6 +28,7 @@ STATS = SpeculationStats(
     num_rounds=5,
     per_step_drafted=(2, 2, 3, 3),
     per_step_accepted=(0, 1, 2, 3),
+    per_step_ahead=(0, 2, 0, 3),
     num_drafted_by={"draft_model": 7, "ngram": 3},
     num_accepted_by={"draft_model": 5, "ngram": 1},
     num_guess_tokens=9,

@@ -114,6 +114,7 @@ class SpeculativeDecoding(Shape):
     num_accepted_draft_tokens_by: dict[str, int]
     num_guess_tokens: int  # sent to the draft model as a guess of its draft
     num_right_guess_tokens: int  # that it drafted too: each saved it a step
+    num_ahead_tokens: int  # drafted while the target verified, before they were asked for
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
     drafts: dict[str, DraftComparison] | None  # by draft model; where it is asked for
 
@@ -362,6 +363,7 @@ def metrics_of(finished: Finished) -> Metrics:
             num_accepted_draft_tokens_by=dict(stats.num_accepted_by),
             num_guess_tokens=stats.num_guess_tokens,
             num_right_guess_tokens=stats.num_right_guess_tokens,
+            num_ahead_tokens=stats.num_ahead_tokens,
             num_spec_tokens=stats.num_spec_tokens,
             drafts={name: _compared(each) for name, each in stats.replays.items()} or None,
         ),

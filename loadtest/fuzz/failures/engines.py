@@ -6,12 +6,15 @@ Only their passes are simulated (`model.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from torch import Tensor
+
 from deployments.engine.loop import EngineLoop
 from deployments.link.leases import LeaseKey
-from loadtest.fuzz.failures.model import BLOCK_SIZE, DRAFT, TARGET, SimulatedRunner
+from loadtest.fuzz.failures.model import BLOCK_SIZE, SimulatedRunner
 from loadtest.fuzz.failures.network import Network
 from loadtest.fuzz.failures.processes import Process, Sender
 from models.engine.base import Engine
@@ -30,7 +33,23 @@ from models.protocol.messages import (
 IDLE_S = 20.0  # silent sessions lose their leases
 _MASK_WAIT_S = 0.15
 _MASK_POLL_S = 0.01
-_MAX_ROWS = 4 * BLOCK_SIZE  # of a pass, so that prompts are read in chunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedModel:
+    """A model on a draft or a target engine.
+
+    Attributes:
+        is_target: a draft engine otherwise.
+        table: of its logits.
+        num_blocks: of its KV cache.
+        max_rows: of a pass; few, so that prompts are read in chunks.
+    """
+
+    is_target: bool
+    table: Tensor
+    num_blocks: int
+    max_rows: int = 4 * BLOCK_SIZE
 
 
 class EngineProcess(Process):
@@ -38,8 +57,7 @@ class EngineProcess(Process):
 
     Args:
         network, address, name, epoch: see `Process`.
-        is_target: a draft engine otherwise.
-        num_blocks: of its KV cache.
+        model: that it has.
     """
 
     def __init__(
@@ -48,17 +66,14 @@ class EngineProcess(Process):
         address: str,
         name: str,
         epoch: int,
-        *,
-        is_target: bool,
-        num_blocks: int,
+        model: SimulatedModel,
     ) -> None:
         super().__init__(network, address, name, epoch)
         self.poison: dict[str, int] = {}  # verifies until a session of that id brings it down
         self.on_poisoned: Callable[[Process], None] = lambda process: None
         self.masks = SimulatedMasks(self)
-        table = TARGET if is_target else DRAFT
-        runner: Any = SimulatedRunner(table, num_blocks, _MAX_ROWS, self.spend)
-        kind = TargetEngine if is_target else DraftEngine
+        runner: Any = SimulatedRunner(model.table, model.num_blocks, model.max_rows, self.spend)
+        kind = TargetEngine if model.is_target else DraftEngine
         self.engine: Engine = kind(
             runner, self.masks, epoch, clock=self.clock, mask_wait_s=_MASK_WAIT_S
         )

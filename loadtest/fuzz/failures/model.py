@@ -34,7 +34,7 @@ _NUM_ROWS = 509
 _UNWRITTEN = -1
 
 
-def _table(noise: float) -> Tensor:
+def logits_table(noise: float) -> Tensor:
     """Logits [rows, V] of the target, or of a draft model that often agrees with it."""
     generator = torch.Generator().manual_seed(0)
     table = 3.0 * torch.randn((_NUM_ROWS, VOCAB_SIZE), generator=generator)
@@ -43,8 +43,8 @@ def _table(noise: float) -> Tensor:
     return table
 
 
-TARGET = _table(0.0)
-DRAFT = _table(0.8)
+TARGET = logits_table(0.0)
+DRAFT = logits_table(0.8)
 
 
 class SimulatedRunner:

@@ -18,11 +18,13 @@ from loadtest.fuzz.cases import Outcome, RunCase
 from loadtest.fuzz.failures.schedule import Schedule
 from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
 
+_CLOCKED = ("router.", "loadtest.frame.stages")  # modules that measure time
+
 
 def simulate(seed: int) -> Outcome:
     """Run the schedule of a seed, in this thread."""
     outcome = Outcome()
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, _virtual_clocks(runner, seed):
+    with virtual_runner(seed) as runner:
         try:
             schedule = runner.run(_made(seed))
             outcome.complaints = runner.run(schedule.run())
@@ -39,14 +41,21 @@ async def _made(seed: int) -> Schedule:
 
 
 @contextmanager
+def virtual_runner(seed: int) -> Iterator[asyncio.Runner]:
+    """Yield a runner with virtual time; routers and stages read it, and jitter is the seed's."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, _virtual_clocks(runner, seed):
+        yield runner
+
+
+@contextmanager
 def _virtual_clocks(runner: asyncio.Runner, seed: int) -> Iterator[None]:
-    """Have the router read virtual time, and jitter be the seed's."""
+    """Have modules read virtual time, and jitter be the seed's."""
     loop = runner.get_loop()
     clock = SimpleNamespace(perf_counter=loop.time, monotonic=loop.time)
     modules = [
         module
         for name, module in sorted(sys.modules.items())
-        if name.startswith("router.") and getattr(module, "time", None) is time
+        if name.startswith(_CLOCKED) and getattr(module, "time", None) is time
     ]
     dice = random.getstate()
     random.seed(seed)

@@ -15,9 +15,15 @@ from deployments.ingress.quarantine import Quarantine
 from deployments.serve.avoided import AvoidedReplicas
 from loadtest.fuzz.failures.cluster import Deployment, Links, Make, Stream
 from loadtest.fuzz.failures.constraints import ConstraintProcess
-from loadtest.fuzz.failures.engines import EngineProcess
+from loadtest.fuzz.failures.engines import EngineProcess, SimulatedModel
 from loadtest.fuzz.failures.faults import Faults
-from loadtest.fuzz.failures.model import BLOCK_SIZE, MAX_MODEL_LEN, VOCAB_SIZE
+from loadtest.fuzz.failures.model import (
+    BLOCK_SIZE,
+    DRAFT,
+    MAX_MODEL_LEN,
+    TARGET,
+    VOCAB_SIZE,
+)
 from loadtest.fuzz.failures.network import FaultRates, Network
 from loadtest.fuzz.failures.processes import Process
 from loadtest.fuzz.failures.readers import (
@@ -72,11 +78,11 @@ class Schedule:
     def _engine(self, kind: str) -> Make:
         num_blocks = self._least_blocks + self.network.rng.choice((0, 2, 30))
         is_target = kind == "target"
+        table = TARGET if is_target else DRAFT
+        model = SimulatedModel(is_target=is_target, table=table, num_blocks=num_blocks)
 
         def make(address: str, name: str, epoch: int) -> Process:
-            process = EngineProcess(
-                self.network, address, name, epoch, is_target=is_target, num_blocks=num_blocks
-            )
+            process = EngineProcess(self.network, address, name, epoch, model)
             process.masks.processes = self._constraints
             if is_target:
                 process.poison = dict(self._poison)
@@ -103,6 +109,7 @@ class Schedule:
             speculation=SpeculationLimits(
                 max_num_speculative_tokens=_MAX_K,
                 run_on_tokens=self.network.rng.choice((0, 2, 16)),
+                draft_ahead=self.network.rng.choice((0, 1, 9)),
             ),
             limits=LIMITS,
             planner=RouterPlanner(PassCosts(), clock=self.network.now),

@@ -45,6 +45,7 @@ SPECULATIVE = {
     "num_accepted_draft_tokens_by": {"draft_model": 5, "ngram": 1},
     "num_guess_tokens": 9,
     "num_right_guess_tokens": 4,
+    "num_ahead_tokens": 5,
     "num_spec_tokens": 3,
     "drafts": None,
 }

@@ -180,6 +180,7 @@ async def test_drafts_are_counted_as_vllm_counts_them():
     assert value("outrider:accepted_draft_tokens_total", source="ngram") == 1
     assert value("outrider:guess_tokens_total") == 9
     assert value("outrider:right_guess_tokens_total") == 4
+    assert value("outrider:ahead_tokens_total") == 5
     assert value("outrider:rounds_total") == STATS.num_rounds
     assert value("outrider:round_seconds_total", part="verify") == pytest.approx(0.0025)
 
