@@ -214,6 +214,11 @@ class SpeculationLimits(Section):
                     f"got {smaller!r} for {larger!r} and {self.drafted_by[smaller]!r} for "
                     f"{smaller!r}"
                 )
+        if self.draft_ahead > 0 and (self.drafted_by or self.suffix_decoding_for_draft):
+            raise ValueError(
+                "draft_ahead goes with neither drafted_by nor suffix_decoding_for_draft, got "
+                f"{self.draft_ahead}: a draft that is there needs no guess"
+            )
         if (pinned := sum(self.draft_shares.values())) > 1.0 + _ROUNDING:
             raise ValueError(f"draft_shares must be at most 1 together, got {pinned:g}")
         if 0 < self.prompt_lookup_max < self.prompt_lookup_min:

@@ -33,11 +33,15 @@ SessionPlanner = FixedPlanner | PlannedSession
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens of one drafter in a draft. `is_planned`: k was chosen for them."""
+    """The tokens of one drafter in a draft. `is_planned`: k was chosen for them.
+
+    The first `num_ahead` were drafted before they were asked for.
+    """
 
     drafter: DrafterTraits
     num_tokens: int
     is_planned: bool = False
+    num_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +114,14 @@ class RoundWatch:
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
             return
-        self.stats.add_ahead(proposal.num_ahead)
         num_right = _num_common(guess, proposal.tokens)
         if guess:
             self.stats.add_guess(len(guess), num_right)
-        self.costs.observe_draft(drafter, proposal, len(guess), num_right, guess_ms)
-        if is_remote:
+        is_ahead = self.planner.is_ahead
+        self.costs.observe_draft(
+            drafter, proposal, len(guess), num_right, guess_ms, is_ahead=is_ahead
+        )
+        if is_remote and self.planner.num_branches == 0:  # else the others' drafts are there
             self.planner.observe_steps(drafter, proposal.timing)
 
     def note_guess(
@@ -192,7 +198,9 @@ class RoundWatch:
         num_accepted, draft = verdict.num_accepted, asked.draft
         self.num_accepted = num_accepted
         self.stats.add_acceptance(
-            [(segment.drafter.name, segment.num_tokens) for segment in asked.segments], num_accepted
+            [(segment.drafter.name, segment.num_tokens) for segment in asked.segments],
+            num_accepted,
+            sum(segment.num_ahead for segment in asked.segments),
         )
         # A drafted eos that the target samples too comes back as its token: it was right as well.
         is_eos_right = num_accepted < len(draft) and draft[num_accepted] == verdict.token

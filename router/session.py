@@ -32,7 +32,7 @@ from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
 from router.drafters.repeats.suffix_index import SuffixIndex
 from router.drafters.repeats.text_memory import may_draft_from_answers
-from router.drafters.rules import DraftRules, max_batch_size, why_never
+from router.drafters.rules import DraftRules, max_batch_size, max_branches, why_never
 from router.drafters.side_by_side import SessionDrafters
 from router.drafters.smaller import SmallerDraft
 from router.guard import GrammarGuard, NoGrammar
@@ -142,6 +142,8 @@ class _Builder:
             own_length=self._own_length,
             inspects=request.speculation.details,
         )
+        self._planner = self._new_planner()
+        self._planner.max_branches = max_branches(request, services.speculation)
 
     @property
     def replica(self) -> str:
@@ -151,8 +153,7 @@ class _Builder:
     def session(self, detokenizer: Detokenizer) -> Session:
         """Put the session together."""
         request, services, stats = self._request, self._services, RoundStats()
-        verifier = self._verifier
-        watch = RoundWatch(stats, services.planner.costs, self._planner(), lambda: self.replica)
+        watch = RoundWatch(stats, services.planner.costs, self._planner, lambda: self.replica)
         watch.explains = request.speculation.details
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
@@ -174,8 +175,8 @@ class _Builder:
                 includes_stop=request.includes_stop,
             ),
             drafting=self._drafting(watch),
-            verifier=verifier,
-            chooser=verifier,
+            verifier=self._verifier,
+            chooser=self._verifier,
             guard=guard,
             watch=watch,
             logprobs=LogprobsOutbox(
@@ -275,8 +276,7 @@ class _Builder:
         """Return the draft model that drafts for the session's own."""
         services = self._services
         larger = self._kinds[0].name if self._kinds else ""
-        smaller = services.speculation.drafted_by.get(larger)
-        if smaller is None:
+        if (smaller := services.speculation.drafted_by.get(larger)) is None:
             return None
         kind = drafters_of(services.draft_pools)[smaller]
         odds = services.acceptance.setdefault(
@@ -294,6 +294,7 @@ class _Builder:
             limits=self._services.limits,
             engine=self._draft_client,
             task_class=self._task_class(),
+            num_branches=lambda: self._planner.num_branches,
             memory=self._services.memory,
             other_texts=self._recent_answers,
         )
@@ -369,7 +370,7 @@ class _Builder:
             pool = pool.near(f"{template.adapter} {request.cache_salt} {request.prefix_key}")
         return EngineClient(pool, template, services.limits, self._constrainer, losses)
 
-    def _planner(self) -> SessionPlanner:
+    def _new_planner(self) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation
         if self._fixed is not None:
             is_own = heads_alone(self._request.speculation, allowed)

@@ -158,7 +158,6 @@ class RoundStats:
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
         self._per_step_ahead: list[int] = []
-        self._num_ahead = 0  # tokens of the newest proposal
         self._drafted_by: Counter[str] = Counter()
         self._accepted_by: Counter[str] = Counter()
         self._num_guessed = self._num_guessed_right = 0
@@ -185,10 +184,12 @@ class RoundStats:
         self._verify_ms += timing.pass_ms
         self._split(elapsed_ms, timing)
 
-    def add_acceptance(self, segments: Sequence[tuple[str, int]], num_accepted: int) -> None:
+    def add_acceptance(
+        self, segments: Sequence[tuple[str, int]], num_accepted: int, num_ahead: int = 0
+    ) -> None:
         """Note that a round is over: so many tokens of each drafter in turn.
 
-        `num_accepted` are accepted altogether.
+        `num_accepted` are accepted altogether, and `num_ahead` were drafted ahead.
         """
         num_left = num_accepted
         for name, num_drafted in segments:
@@ -197,12 +198,7 @@ class RoundStats:
             num_left -= min(num_drafted, num_left)
         self._per_step_drafted.append(sum(num_drafted for _, num_drafted in segments))
         self._per_step_accepted.append(num_accepted)
-        self._per_step_ahead.append(self._num_ahead)
-        self._num_ahead = 0
-
-    def add_ahead(self, num_tokens: int) -> None:
-        """Note how many tokens of the next draft were there before they were asked for."""
-        self._num_ahead = num_tokens
+        self._per_step_ahead.append(num_ahead)
 
     def add_guess(self, num_tokens: int, num_right: int) -> None:
         """Note that a drafter was sent so many tokens as a guess; `num_right` were right."""

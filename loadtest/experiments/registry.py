@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
-from loadtest.experiments.ahead import AHEAD
-from loadtest.experiments.ahead_simulated import AHEAD_SIMULATED
+from loadtest.experiments.ahead import AHEAD, AHEAD_SIMULATED
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import BATCHES, HEADS, KINDS, KINDS_HEADS, SPEED, TRANSFORMERS
 from loadtest.experiments.gaps import GAPS

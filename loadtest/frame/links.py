@@ -99,10 +99,12 @@ class LinkedStage(Closing):
 def _cores_of(models: Sequence[ModelConfig]) -> Iterator[Collection[int]]:
     """Yield cores of its own for each model; none where there are too few for all threads."""
     there = sorted(os.sched_getaffinity(0))
-    has_room = sum(model.num_threads for model in models) <= len(there)
+    on_cpu = [model for model in models if model.device == "cpu"]
+    has_room = sum(model.num_threads for model in on_cpu) <= len(there)
     for model in models:
-        own, there = there[: model.num_threads], there[model.num_threads :]
-        yield own if has_room and model.device == "cpu" else ()
+        num_own = model.num_threads if has_room and model.device == "cpu" else 0
+        own, there = there[:num_own], there[num_own:]
+        yield own
 
 
 class LinkStage(LinkedStage):

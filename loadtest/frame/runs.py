@@ -196,7 +196,9 @@ MEASURES: Mapping[str, Measure] = {
     "acceptance": lambda run: run.stats.draft_acceptance_rate,
     "mean_k": lambda run: run.stats.num_draft_tokens / max(1, run.stats.num_spec_steps),
     "drafted_share": lambda run: run.stats.num_spec_steps / max(1, run.stats.num_rounds),
-    "ahead_share": _ahead_share,  # of rounds behind one with a draft: theirs was there by then
+    # Hits: rounds behind one with a draft of whose own draft some was there; needs the rounds.
+    "ahead_share": _ahead_share,
+    "ahead_tokens": lambda run: run.stats.num_ahead_tokens / max(1, run.stats.num_draft_tokens),
     **{f"ahead_after_{place}": _ahead_after(place) for place in range(9)},
     "forced_share": _accepted_share("forced"),  # of the answers' tokens
     "draft_ms": _time_ms("draft"),  # of a round of one session

@@ -97,7 +97,9 @@ class DraftEngine(Engine):
         return self._ahead.wait_s(now)
 
     def step(self) -> list[Outgoing]:
-        """See `Engine.step`."""
+        """See `Engine.step`; a draft that is there leaves before the next pass."""
+        if self._jobs.has_replies:
+            return self._jobs.take_replies()
         self._pass_s, began_s = None, self._clock()
         replies = super().step()
         if self._pass_s is not None:
@@ -126,16 +128,10 @@ class DraftEngine(Engine):
         return super().has_work or self._ahead.has_work
 
     def _waiting(self) -> list[Session]:
-        waiting = super()._waiting()
-        if waiting or self._jobs.has_replies:  # which would leave after the pass only
-            return waiting
-        return self._ahead.next_step()
+        return super()._waiting() or self._ahead.next_step()
 
     def _everyone(self) -> list[Session]:
         return [*self._table, *self._ahead.forks]
-
-    def _publish(self, sessions: list[Session]) -> None:
-        super()._publish([session for session in sessions if not self._ahead.has(session)])
 
     def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
         if not isinstance(message, Propose):
@@ -147,11 +143,11 @@ class DraftEngine(Engine):
         most = 0 if draft else self._max_guess(length, message.num_draft_tokens)
         guess = message.guess[:most]
         session.rewrite(message.base_len, message.tokens + draft + guess)
+        session.agreed_len = length - 1
+        session.committed_len = length
         if draft:
             session.num_computed_tokens = min(ready.num_rows, len(session.tokens) - 1)
             self._prefix_cache.publish([session])
-        session.agreed_len = length - 1
-        session.committed_len = length
         session.is_replay = message.replays
         is_ahead = message.ahead > 0 and not message.replays and is_chainable(session)
         job = Job(
@@ -170,7 +166,6 @@ class DraftEngine(Engine):
             num_asked=message.num_draft_tokens,
             num_branches=message.ahead if is_ahead else 0,
             num_ahead=len(draft),
-            num_sessions=ready.num_sessions,
         )
         if (cut := self._end_of(session, job)) is not None:
             session.job = job

@@ -65,7 +65,9 @@ def rank_with_margins(
         ranked.append(scores.argmax(dim=1, keepdim=True))
         values.append(scores.gather(1, ranked[-1]))
         scores.scatter_(1, ranked[-1], -torch.inf)
-    return torch.cat(ranked, dim=1), (values[0] - values[1]).squeeze(1)
+    ids, found = torch.cat(ranked, dim=1), torch.cat(values, dim=1)
+    ids = torch.where(found == -torch.inf, ids[:, :1], ids)
+    return ids, found[:, 0] - found[:, 1]
 
 
 def load_kernels(device: torch.device, vocab_size: int) -> None:

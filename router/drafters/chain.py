@@ -128,7 +128,8 @@ class Chain:
             slice(num_before, num_before + num_tokens),
         )
         survival = self._terms.survival(drafter, num_tokens)
-        self._add(Segment(drafter, num_tokens, is_planned=True), proposal.tokens, survival)
+        segment = Segment(drafter, num_tokens, is_planned=True, num_ahead=proposal.num_ahead)
+        self._add(segment, proposal.tokens, survival)
         if proposal.cut == "eos":
             self.room = 0
 

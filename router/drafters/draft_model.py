@@ -27,7 +27,7 @@ def draft_model(name: str, pool: str, label: str) -> DrafterKind:
             context.engine(pool),
             context.limits,
             context.committed,
-            num_branches=context.speculation.draft_ahead,
+            num_branches=context.num_branches,
         )
         drafter.start()
         return drafter

@@ -23,7 +23,8 @@ class DrafterContext:
     """The inputs that a drafter of one session may use.
 
     `committed` only ever grows. `engine` opens a client on the engines of a pool (`uses_pool`).
-    `memory` is shared by all sessions. `other_texts` are those that may be drafted from beside the
+    `num_branches` is what a draft may be followed by ahead of its verdict, as planned now. `memory`
+    is shared by all sessions. `other_texts` are those that may be drafted from beside the
     committed one: recent answers.
     """
 
@@ -34,6 +35,7 @@ class DrafterContext:
     limits: SessionLimits
     engine: Callable[[str], EngineClient]
     task_class: TaskClass = "free"
+    num_branches: Callable[[], int] = int
     memory: TextMemory = field(default_factory=TextMemory)
     other_texts: Callable[[], Iterable[SuffixIndex]] = tuple
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from models.protocol.rules import RULES
 from router.limits import SpeculationLimits
 from router.types import GenerationRequest
 
@@ -30,6 +31,16 @@ def max_batch_size(request: GenerationRequest, allowed: SpeculationLimits) -> in
     """Sessions on a target beyond which a request has no drafts: the lower of both; 0: no rule."""
     asked, limit = request.speculation.disable_by_batch_size, allowed.disable_by_batch_size
     return min(asked, limit) if asked and limit else asked or limit
+
+
+def max_branches(request: GenerationRequest, allowed: SpeculationLimits) -> int:
+    """Outcomes of a verification that a draft model may draft after ahead of it.
+
+    None under a grammar, whose masks follow the text, and under a rule that looks at the draft.
+    """
+    depends_on_draft = RULES[request.sampling.verification].depends_on_draft
+    is_free = request.grammar is None and not depends_on_draft
+    return allowed.draft_ahead if is_free else 0
 
 
 class LiveSessions:

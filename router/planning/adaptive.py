@@ -90,6 +90,9 @@ class PlannedSession(PlanMember):
         max_length: the highest k.
         run_on: plain steps per round where nobody drafts.
         task: the class that the session's rounds are counted in.
+
+    Attributes:
+        max_branches: outcomes of a verification that may be drafted after ahead of it.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class PlannedSession(PlanMember):
         self._planner = planner
         self._replica_now = replica
         self._task: TaskClass = task
+        self.max_branches = 0
         self._name = ""  # the replica's
         self._replica: ReplicaPlanner | None = None
 
@@ -148,6 +152,16 @@ class PlannedSession(PlanMember):
         """
         return self._join().wants_drafter(self)
 
+    @property
+    def num_branches(self) -> int:
+        """Outcomes of a verification that may be drafted after ahead of it; 0: not by plan."""
+        return self.max_branches if self.is_ahead else 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if sessions on its replica that may have drafts made ahead have them."""
+        return self._replica is None or self._replica.ahead.is_on
+
     def explain(self) -> Explanation:
         """Why its newest k is what it is."""
         replica, plan = self._replica, None
@@ -189,6 +203,9 @@ class PlannedSession(PlanMember):
         if self._replica is None or plan.mode is None:
             return
         self._replica.observe_round(self, plan, num_tokens, elapsed_ms)
+        if self.max_branches > 0 and plan.mode is Mode.DRAFTING and plan.num_draft_tokens > 0:
+            expected = 1.0 + sum(self.survival()[: plan.num_draft_tokens])
+            self._replica.ahead.observe(expected, elapsed_ms, len(self._replica.sessions))
         if plan.is_typical:
             has_drafts = plan.mode is Mode.DRAFTING
             self._planner.gains.observe(self._task, num_tokens, elapsed_ms, has_drafts=has_drafts)

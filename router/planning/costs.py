@@ -32,7 +32,7 @@ class _DrafterCosts:
     step_ms: float = 0.0
     num_sessions: int = 1
     row_ms: float | None = None
-    waited_share: float = 1.0  # of a draft: its steps after it was asked for
+    waited_share: float = 1.0  # steps of a draft after it was asked for, where some are made ahead
 
     def observe(
         self, proposal: Proposal, num_guessed: int, num_right: int, waited_ms: float
@@ -40,8 +40,7 @@ class _DrafterCosts:
         """Take in what the tokens of a draft took, the wait for a guess of them included."""
         timing, num_tokens = proposal.timing, len(proposal.tokens)
         self.step_ms, self.num_sessions = proposal.step_ms, max(1, timing.num_sessions)
-        self._note_ahead(proposal)
-        token_ms = self.waited_share * proposal.step_ms
+        token_ms = proposal.step_ms
         if num_guessed > 0 and num_tokens > 0:
             # The last token of a guess that is right throughout comes with a further one, if it is
             # no eos; a step after another sampled all others.
@@ -50,15 +49,15 @@ class _DrafterCosts:
             row_ms = max(0.0, guess_ms - self.step_ms) / num_guessed
             self.row_ms = running_mean(self.a_row_ms, row_ms, _ROW_WEIGHT)
             token_ms = (waited_ms + timing.pass_ms) / num_tokens
-        self.steps.observe(self.num_sessions, token_ms)
+        if timing.num_sessions > 0:  # else it took no step
+            self.steps.observe(self.num_sessions, token_ms)
 
-    def _note_ahead(self, proposal: Proposal) -> None:
-        """Note which share of the draft was waited for: none of what was there before.
+    def note_ahead(self, proposal: Proposal) -> None:
+        """Note which share of a draft was waited for, while drafts are made ahead.
 
         The share is a mean. A table of times keeps medians, and most drafts may wait for nothing.
         """
-        num_tokens = max(1, len(proposal.tokens))
-        share = 1.0 - proposal.num_ahead / num_tokens
+        share = 1.0 - proposal.num_ahead / max(1, len(proposal.tokens))
         self.waited_share = running_mean(self.waited_share, share, _WAITED_WEIGHT)
 
     @property
@@ -105,15 +104,19 @@ class PassCosts:
         num_guessed: int = 0,
         num_right: int = 0,
         guess_ms: float = 0.0,
+        *,
+        is_ahead: bool = True,
     ) -> None:
         """Take in one proposal of `drafter`.
 
         It was sent a guess of `num_guessed` tokens, of which `num_right` were right. The wait for
-        the guess took `guess_ms`.
+        the guess took `guess_ms`. `is_ahead`: drafts may be made ahead now.
         """
         if not drafter.is_free and proposal.step_ms > 0.0:
             costs = self._drafters.setdefault(drafter.name, _DrafterCosts())
             costs.observe(proposal, num_guessed, num_right, guess_ms)
+            if is_ahead:
+                costs.note_ahead(proposal)
 
     def pass_ms(self, num_rows: float) -> float:
         """Expected time of a target pass of so many rows."""
@@ -151,18 +154,16 @@ class PassCosts:
             return 0.0
         return costs.step_ms / others.step_ms
 
-    def of_round(self, names: Iterable[str]) -> RoundCosts:
+    def of_round(self, names: Iterable[str], is_ahead: bool = False) -> RoundCosts:
         """Return the engines' costs of a round that the drafters `names` draft for.
 
         They work side by side and the round waits for the slowest. Steps of 2 ms and of 5 ms make a
-        step of 5 ms.
+        step of 5 ms. If drafts are made ahead, only the steps that are waited for count.
         """
-        tables = [self._drafters[name].steps for name in names if name in self._drafters]
-        return RoundCosts(
-            pass_ms=self._passes.at,
-            step_ms=tables[0].at if len(tables) == 1 else _slowest(tables),
-        )
+        there = [self._drafters[name] for name in names if name in self._drafters]
+        parts = [(one.steps, one.waited_share if is_ahead else 1.0) for one in there]
+        return RoundCosts(pass_ms=self._passes.at, step_ms=_slowest(parts))
 
 
-def _slowest(tables: list[CostTable]) -> Callable[[float], float]:
-    return lambda num_sessions: max((table.at(num_sessions) for table in tables), default=0.0)
+def _slowest(parts: list[tuple[CostTable, float]]) -> Callable[[float], float]:
+    return lambda num: max((share * table.at(num) for table, share in parts), default=0.0)

@@ -15,13 +15,18 @@ class FixedPlanner:
         num_draft_tokens: k.
         run_on: plain steps per round where nobody drafts at all.
         is_own: whether the target drafts for these itself, each draft of k tokens.
+
+    Attributes:
+        max_branches: outcomes of a verification that may be drafted after ahead of it.
     """
 
     is_awaited = False
     is_probing = False
+    is_ahead = True
     wants_drafter = True
 
     def __init__(self, num_draft_tokens: int, run_on: int, *, is_own: bool = False) -> None:
+        self.max_branches = 0
         self._num_draft_tokens = num_draft_tokens
         self._run_on = run_on
         self._idle_reason = "the target drafts" if is_own else "nobody drafts"
@@ -33,6 +38,11 @@ class FixedPlanner:
         """See `adaptive.PlannedSession.plan`."""
         self._newest = self._plan(drafter, max_draft_tokens, is_ready=is_ready)
         return self._newest
+
+    @property
+    def num_branches(self) -> int:
+        """See `adaptive.PlannedSession.num_branches`."""
+        return self.max_branches
 
     def explain(self) -> Explanation:
         """See `adaptive.PlannedSession.explain`."""

@@ -25,13 +25,10 @@ import msgspec
 from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.gains import PlannerStats
+from router.planning.ahead import AheadChoice
 from router.planning.busy_clock import BusyClock
 from router.planning.costs import PassCosts
-from router.planning.joint import (
-    JointPlan,
-    best_drafting_plan,
-    plain_plan,
-)
+from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
 from router.planning.member import PlanMember
 from router.planning.others import OthersEstimate
 from router.planning.overhead import Lateness, Overhead
@@ -89,16 +86,15 @@ class ReplicaPlanner:
         self._num_rounds = self._mode_since = 0  # a round's number
         self._advantage = 1.0  # rate with drafts over that of plain decoding
         self._others = OthersEstimate()
+        self.ahead, self._is_ahead = AheadChoice(self._clock), True  # chosen, and planned for
         self._overheads = {mode: Overhead() for mode in Mode}
         self._lateness = {mode: Lateness() for mode in Mode}
         self._text_tokens: float | None = None  # mean length of a text
-        self._is_new = True  # the mode, which is not judged yet
-        self._num_controls = 0  # control rounds to be planned
+        self._is_new, self._num_controls = True, 0  # the mode is not judged; control rounds to plan
         self._in_control: set[PlanMember] = set()  # who makes one
         self._control_until = 0  # the number of the last round that is plain for it
         self.prober: PlanMember | None = None  # who makes the next probe
-        self._has_probed = False
-        self._chosen_at_s, self._num_prober_tokens = 0.0, 0
+        self._has_probed, self._chosen_at_s, self._num_prober_tokens = False, 0.0, 0
         self._measure_at_s: float | None = None  # when the other mode is; None: not known yet
 
     @property
@@ -143,7 +139,8 @@ class ReplicaPlanner:
         now_s = self._clock()
         if self._is_new and not self._is_early:  # judge it, however long a plan is kept
             self._is_new, self._plan_at_s = False, now_s
-        if now_s >= self._plan_at_s or self._is_other_crowd(self._num_planned):
+        is_other_way = self._is_ahead is not self.ahead.is_on
+        if now_s >= self._plan_at_s or is_other_way or self._is_other_crowd(self._num_planned):
             self._make_plans(now_s)
         if self._is_control_due(now_s):
             self._begin_control()
@@ -286,7 +283,8 @@ class ReplicaPlanner:
         promise = plan.promise
         if plan.mode is None or promise is None or not plan.is_typical:
             return
-        if not plan.is_control and self._is_other_crowd(len(promise.lengths)):
+        is_other = not plan.is_control and self._is_other_crowd(len(promise.lengths))
+        if is_other or (plan.mode is Mode.DRAFTING and self.ahead.is_turn):
             return  # the first of a burst was promised more
         share = plan.rounds_in(num_tokens)
         round_ms = min(share * elapsed_ms, _ODD * promise.round_ms)
@@ -344,7 +342,8 @@ class ReplicaPlanner:
     def _plan_for(
         self, members: list[PlanMember], drafters: dict[str, DrafterTraits], now_s: float
     ) -> None:
-        costs, others = self._costs.of_round(drafters), self._others.now(drafters)
+        self._is_ahead = self.ahead.is_on
+        costs, others = self._costs.of_round(drafters, self._is_ahead), self._others.now(drafters)
         plain_ms, drafting_ms = (
             self._overheads[mode].of(len(members), costs, others, now_s)
             for mode in (Mode.PLAIN, Mode.DRAFTING)
@@ -368,15 +367,16 @@ class ReplicaPlanner:
         self._advantage += weight * (advantage - self._advantage)
         margin = _END_MARGIN if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
         mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
-        is_held = self._is_controlling or self._pinned is not None
+        is_held = self._is_controlling or self._pinned is not None or self.ahead.is_turn
         if mode is self.mode or is_held or (mode is Mode.PLAIN and self._is_early):
             return
-        self.mode = mode
-        self._mode_since, self._is_new = self._num_rounds, True
+        self.ahead.forget()
+        self.mode, self._mode_since, self._is_new = mode, self._num_rounds, True
         self.prober = None
         self._measure_at_s = now_s if mode is Mode.PLAIN else None
-        what = "%s from now on: %.4f tokens/ms with drafts, %.4f without; %s"
-        _log.debug(what, mode.value, drafting, plain, self.plans[mode])
+        _log.debug(
+            "%s from now on: %.4f tokens/ms with drafts, %.4f without", mode, drafting, plain
+        )
 
     def rate(self, mode: Mode) -> float:
         """Tokens per ms that a mode would give; 0.0: it is not to be had.

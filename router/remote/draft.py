@@ -41,7 +41,7 @@ class RemoteDrafter:
         limits: of waits.
         committed: the text.
         mask_wait_ms: that masks may be late before they end a draft; 0: as the engine has it.
-        num_branches: outcomes that the engine may draft after while the target verifies.
+        num_branches: outcomes that the engine may draft after meanwhile, as planned now.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RemoteDrafter:
         limits: SessionLimits,
         committed: TokenSequence,
         mask_wait_ms: float = 0.0,
-        num_branches: int = 0,
+        num_branches: Callable[[], int] = int,
     ) -> None:
         self._session = session
         self._limits = limits
@@ -98,7 +98,9 @@ class RemoteDrafter:
         try:
             async with asyncio.timeout(self._limits.draft_s):
                 deadline_s = _DEADLINE_SHARE * self._limits.draft_s
-                proposal = await self._propose(committed, num_draft_tokens, deadline_s, guess)
+                proposal = await self._propose(
+                    committed, num_draft_tokens, deadline_s, guess, self._num_branches()
+                )
         except TimeoutError:
             self._rejoin(self._has_come_back)
             limit_s = self._limits.draft_s
@@ -215,6 +217,7 @@ class RemoteDrafter:
         num_draft_tokens: int,
         deadline_s: float,
         guess: Sequence[int] = (),
+        num_branches: int = 0,
     ) -> Proposal:
         await self._session.connect(self._limits.queue_wait_s)
         max_len = self._session.max_len
@@ -231,7 +234,7 @@ class RemoteDrafter:
             deadline_ms=deadline_s * 1e3,
             guess=list(guess),
             mask_wait_ms=self._mask_wait_ms,
-            ahead=self._num_branches,
+            ahead=num_branches,
         )
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:

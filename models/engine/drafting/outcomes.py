@@ -1,4 +1,4 @@
-"""How likely each outcome of a verification is: drafts ahead are made for the likeliest.
+"""Estimates the probability of each outcome of a verification, for drafts ahead.
 
 An outcome is the number of accepted draft tokens, and the rank of the target's own token. Ranks are
 places among the draft model's candidates. Both models draw with the same noise, so that rank is
@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from models.costs.running_mean import running_mean
 
@@ -25,13 +24,6 @@ _EDGES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of margins, in nats
 _FIRST_SHARES = (0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.97)  # said by the target too, before any was seen
 _FIRST_RANKS = (0.0, 0.65, 0.15, 0.05)
 _WEIGHT = 0.03  # of the newest outcome in running means
-
-
-class Outcome(NamedTuple):
-    """`num_accepted` draft tokens, then the candidate of that rank; 0 is the draft's own token."""
-
-    num_accepted: int
-    rank: int
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,8 +38,10 @@ Asked = tuple[str, list[int], int]
 class Drafting:
     """A draft engine that is asked as by a router."""
 
-    def __init__(self, num_branches: int, **limits: Any) -> None:
-        self.engine = DraftEngine(make_runner(**limits), NoMaskSource(), EPOCH)
+    def __init__(
+        self, num_branches: int, clock: Callable[[], float] = time.perf_counter, **limits: Any
+    ) -> None:
+        self.engine = DraftEngine(make_runner(**limits), NoMaskSource(), EPOCH, clock=clock)
         self.num_branches = num_branches
         self.eos_ids: list[int] = []
 
@@ -53,7 +56,9 @@ class Drafting:
                 return reply
 
     def submit(self, name: str, sampling: Sampling, ids: Sequence[int], k: int = K) -> Propose:
-        self.engine.submit(opening(name, sampling, len(PROMPT), eos_ids=self.eos_ids), "r")
+        if all(one.session_id != name for one in self.engine.sessions):
+            opened = opening(name, sampling, len(PROMPT), eos_ids=self.eos_ids)
+            self.engine.submit(opened, "r")
         session = self.session(name)
         # The base that a router names: what both have of the text, its last token left out.
         agreed = session.tokens.num_common(0, list(ids))
@@ -119,26 +124,33 @@ def num_wrong(asked: Sequence[Asked], answers: Sequence[Proposal], sampling: Sam
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_no_proposal_depends_on_it(name: str, seed: int) -> None:
     asked, answers = play(SAMPLINGS[name], seed)
-    assert sum(answer.num_ahead > 0 for answer in answers) > len(answers) // 3
+    assert sum(bool(answer.num_ahead) for answer in answers) > len(answers) // 3
     assert num_wrong(asked, answers, SAMPLINGS[name]) == 0
 
 
 @pytest.mark.parametrize("num_tokens", [192, 256])
 def test_no_proposal_depends_on_it_where_blocks_are_few(num_tokens: int) -> None:
     asked, answers = play(SAMPLINGS["sampled"], 0, kv_cache_tokens=num_tokens, max_model_len=96)
+    assert any(answer.num_ahead for answer in answers)
     assert num_wrong(asked, answers, SAMPLINGS["sampled"]) == 0
 
 
+def _long_enough(branches: Sequence[Any], length: int) -> list[Session]:
+    return [
+        one.fork
+        for one in branches
+        if one.fork is not None and one.first <= length < len(one.fork.tokens)
+    ]
+
+
 def _any_branch(branches: Sequence[Any], start: int, text: Sequence[int]) -> Any:
-    length = start + len(text)
-    found = [one for one in branches if one.first <= length < len(one.text)]
-    return found[-1] if found else None
+    return next(reversed(_long_enough(branches, start + len(text))), None)
 
 
 def _by_newest_token(branches: Sequence[Any], start: int, text: Sequence[int]) -> Any:
     length = start + len(text)
-    found = [one for one in branches if one.first <= length < len(one.text)]
-    return next((one for one in found if one.text.ids[length - 1] == text[-1]), None)
+    found = _long_enough(branches, length)
+    return next((one for one in found if one.tokens.ids[length - 1] == text[-1]), None)
 
 
 @pytest.mark.parametrize("mutant", [_any_branch, _by_newest_token])
@@ -202,6 +214,43 @@ def test_terms_that_look_at_the_text_are_not_drafted_ahead(name: str) -> None:
     drafting.ask("s", NOT_AHEAD[name], PROMPT)
     assert not drafting.engine.has_work
     assert drafting.forks("s") == []
+
+
+def test_a_hit_does_not_wait_for_the_steps_of_others() -> None:
+    drafting = Drafting(9)
+    draft = drafting.ask("s", SAMPLINGS["greedy"], PROMPT).tokens
+    drafting.idle()
+    text = outcome(drafting.forks("s")[0], [*PROMPT, *draft])
+    drafting.submit("t", SAMPLINGS["greedy"], random_prompt(7, 12))
+    num_passes = drafting.engine.load().num_passes
+    assert drafting.ask("s", SAMPLINGS["greedy"], text).num_ahead == K
+    assert drafting.engine.load().num_passes == num_passes
+
+
+def test_a_step_is_held_back_where_questions_are_due() -> None:
+    pass_s, away_s = 0.001, 0.05
+    now = [0.0]
+    drafting = Drafting(9, clock=lambda: now[0])
+    forward = drafting.engine.runner.forward
+
+    def slow(sequences: Sequence[Any], *arguments: Any) -> Any:
+        now[0] += pass_s * sum(len(each.token_ids) for each in sequences)
+        return forward(sequences, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting.engine.runner, "forward", slow)
+        text = PROMPT
+        for number in range(4):  # each question comes some 50 ms after the answer
+            draft = drafting.ask("s", SAMPLINGS["greedy"], text).tokens
+            answered_s = now[0]
+            drafting.idle()
+            now[0] = answered_s + away_s * (0.96 + 0.03 * number)
+            text = outcome(drafting.forks("s")[0], [*text, *draft])
+        drafting.ask("s", SAMPLINGS["greedy"], text)
+    wait_s, answered_s = drafting.engine.wait_s, now[0]
+    assert wait_s(answered_s) == 0.0
+    assert 0.0 < wait_s(answered_s + 1.04 * away_s) <= 0.1
+    assert wait_s(answered_s + 10.0) == 0.0  # it is late, and is not waited for
 
 
 def test_a_draft_that_was_asked_for_goes_first() -> None:

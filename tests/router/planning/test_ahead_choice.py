@@ -1,0 +1,148 @@
+"""Whether drafts are made ahead: measured rounds decide, and the other way has short turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from models.protocol.messages import Proposal, Timing
+from router.drafters.draft_model import DRAFT_MODEL
+from router.limits import SpeculationLimits
+from router.planning.ahead import AheadChoice
+from router.planning.costs import PassCosts
+from router.planning.fixed import FixedPlanner
+from tests.fakes.planned_world import CHEAP, MODEL, Machine, World
+
+_TOKENS = 3.0
+
+
+class Rounds:
+    """Rounds of some sessions in step, whose time depends on the way."""
+
+    def __init__(self, round_ms: Callable[[bool], float], num_sessions: int = 1) -> None:
+        self.now_s = 0.0
+        self.choice = AheadChoice(lambda: self.now_s)
+        self.round_ms = round_ms
+        self._num_sessions = num_sessions
+        self.spent_s = {True: 0.0, False: 0.0}
+
+    def run(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            is_on = self.choice.is_on
+            elapsed_ms = self.round_ms(is_on)
+            self.now_s += elapsed_ms / 1e3
+            self.spent_s[is_on] += elapsed_ms / 1e3
+            for _ in range(self._num_sessions):
+                self.choice.observe(_TOKENS, elapsed_ms, self._num_sessions)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 8])
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_the_faster_way_is_found_and_the_other_one_has_little_time(
+    is_faster: bool, num_sessions: int
+) -> None:
+    rounds = Rounds(lambda is_on: 20.0 if is_on is is_faster else 28.0, num_sessions)
+    rounds.run(5.0)
+    rounds.spent_s = {True: 0.0, False: 0.0}
+    rounds.run(600.0)
+    lost_s = rounds.spent_s[not is_faster] * (1.0 - 20.0 / 28.0)
+    assert 0.0 < lost_s < 0.006 * 600.0
+
+
+def test_it_turns_when_the_machine_does() -> None:
+    times = {True: 20.0, False: 28.0}
+    rounds = Rounds(lambda is_on: times[is_on])
+    rounds.run(60.0)
+    assert rounds.choice.is_on
+    times[True] = 40.0
+    rounds.run(200.0)
+    rounds.spent_s = {True: 0.0, False: 0.0}
+    rounds.run(60.0)
+    assert rounds.spent_s[False] > 0.9 * 60.0
+
+
+def test_two_equal_ways_are_not_taken_by_turns_for_ever() -> None:
+    rounds = Rounds(lambda is_on: 20.0)
+    rounds.run(100.0)
+    assert min(rounds.spent_s.values()) < 0.25 * 100.0
+
+
+def test_a_session_asks_for_branches_while_the_way_is_in_use() -> None:
+    world = World(CHEAP)
+    session = world.add()
+    assert session.num_branches == 0
+    session.max_branches = 9
+    seen = []
+    for _ in range(200):
+        world.rounds([session], 1)
+        seen.append(session.num_branches)
+    assert set(seen) == {0, 9}
+    assert seen[:16] == [9] * 16
+
+
+def test_a_fixed_k_has_the_branches_that_were_set() -> None:
+    planner = FixedPlanner(4, 0)
+    assert planner.num_branches == 0
+    planner.max_branches = 9
+    assert planner.num_branches == 9
+
+
+def test_steps_that_nobody_waits_for_cost_nothing_ahead() -> None:
+    def proposal(num_ahead: int) -> Proposal:
+        timing = Timing(pass_ms=3.0 * (2 - num_ahead), num_sessions=int(num_ahead < 2))
+        return Proposal(
+            session_id="s",
+            seq=0,
+            tokens=[1, 2],
+            timing=timing,
+            step_ms=3.0,
+            num_ahead=num_ahead,
+        )
+
+    costs, name = PassCosts(), DRAFT_MODEL.name
+    for _ in range(200):
+        costs.observe_draft(DRAFT_MODEL.traits, proposal(0))
+    assert costs.of_round([name], is_ahead=True).step_ms(1) == 3.0
+    for _ in range(200):
+        costs.observe_draft(DRAFT_MODEL.traits, proposal(2))
+        costs.observe_draft(DRAFT_MODEL.traits, proposal(1))
+    assert costs.of_round([name], is_ahead=True).step_ms(1) == pytest.approx(0.75, rel=0.1)
+    for _ in range(200):  # while they are not made ahead, nothing is learnt of them
+        costs.observe_draft(DRAFT_MODEL.traits, proposal(0), is_ahead=False)
+    assert costs.of_round([name], is_ahead=True).step_ms(1) == pytest.approx(0.75, rel=0.1)
+    assert costs.of_round([name]).step_ms(1) == 3.0
+
+
+def test_a_turn_does_not_end_in_plain_decoding_for_ever() -> None:
+    """Drafting pays here only where drafts are made ahead."""
+    machine = Machine(base_ms=10.0, step_ms=8.0, acceptance=0.6)
+    world = World(machine)
+    session = world.add()
+    session.max_branches = 9
+    costs = world.planner.costs
+    drafted = []
+    for number in range(3000):
+        if session.is_ahead:  # most steps are not waited for
+            costs.observe_draft(MODEL, ready(machine.step_ms))
+        (plan,) = world.rounds([session], 1)
+        if number >= 1000:
+            drafted.append(plan.num_draft_tokens > 0)
+    assert sum(drafted) > 0.5 * len(drafted)
+
+
+def ready(step_ms: float) -> Proposal:
+    """Return a draft that was there."""
+    timing = Timing(pass_ms=0.0, num_sessions=0)
+    return Proposal(
+        session_id="s", seq=0, tokens=[1, 2], timing=timing, step_ms=step_ms, num_ahead=2
+    )
+
+
+@pytest.mark.parametrize("other", [{"drafted_by": {"draft_model": "tiny"}}, "suffix"])
+def test_a_guess_of_a_draft_that_is_there_is_refused(other: Any) -> None:
+    keys = {"suffix_decoding_for_draft": True} if other == "suffix" else other
+    with pytest.raises(ValueError, match="draft_ahead goes with neither"):
+        SpeculationLimits(draft_ahead=9, **keys)
