@@ -77,6 +77,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{SERVED}test_served.py::test_a_seed_gives_one_text_whatever_is_drafted",
         f"{LOOP}test_plain_decoding_lets_the_target_go_on_alone",
     ),
+    "On a device of its own": (
+        "integration/local/drafting/test_ahead.py::test_drafts_ahead_change_no_text",
+        "results/ahead-simulated.json",
+    ),
     "Grammars (JSON schema": (
         f"{SERVED}test_served.py::test_grammars_with_rules_and_texts_against_them",
         "deployments/constraint/test_constraint_child.py::"

@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_510,
     "deployments": 25_045,
     "loadtest": 30_460,
-    "tests": 75_800,
+    "tests": 75_900,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

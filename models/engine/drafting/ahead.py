@@ -172,7 +172,7 @@ class Ahead:
 
         Nothing is done before the draft has left.
         """
-        self.end(session)
+        self._leave(session)
         num_drafted = len(job.draft)
         room = self._max_model_len - len(session.tokens) - 1
         if num_drafted > 0 and len(job.candidates) == num_drafted and room > 0:
