@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadtest.experiments.ahead import AHEAD
 from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.grow.presets import PRESETS
 from loadtest.grow.source import Source, check_size
@@ -20,7 +21,8 @@ def test_every_axis_is_varied() -> None:
         *("T=0.7", "T=1.3", "n=8", "n=200"),
     }
     pairs = {one.pair for one in SCENARIOS.values()}
-    assert pairs == {"demo", "smollm2", "a95to30-c5", *PRESETS} - {"67m-9m"}
+    others = {"67m-9m", *(one.pair for one in AHEAD.values())} - {"a80-c15"}
+    assert pairs == {"demo", "smollm2", "a95to30-c5", *PRESETS} - others
 
 
 def test_mixed_traffic_has_an_aim_of_its_own() -> None:
