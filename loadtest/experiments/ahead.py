@@ -3,11 +3,11 @@
 `two cores` has draft and target in one process with both cores each. One works after the other, so
 it is the same hardware without overlap.
 
-Simulated passes have the times of a cost model, and all else is the code that serves
-(`loadtest.fuzz.failures.timed`). Models have 16 bits. 70B on four H100 makes 54.7 tokens a second
-without drafts (2603.03251), so a pass takes 18.3 ms. A step of 1B takes a tenth of that and more,
-for launches. 8B on one H100 reads 16 GB at 3.35 TB/s, and a third stands around that. A step of
-0.5B is mostly launches. A row costs its products at half the peak.
+Simulated passes have the times of a cost model. The engines, routers and planners are those that
+serve (`loadtest.fuzz.failures.timed`). Models have 16 bits. 70B on four H100 makes 54.7 tokens a
+second without drafts (2603.03251), so a pass takes 18.3 ms. A step of 1B takes a tenth of that and
+more, for launches. 8B on one H100 reads 16 GB at 3.35 TB/s, and a third stands around that. A step
+of 0.5B is mostly launches. A row costs its products at half the peak.
 """
 
 from __future__ import annotations

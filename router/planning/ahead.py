@@ -58,9 +58,9 @@ class AheadChoice:
             self._may_begin_turn()
 
     def forget(self) -> None:
-        """Begin anew with drafts ahead: nobody drafts from now on, or all do again."""
-        self.is_on, self.is_turn, self._next_s = True, False, 0.0
-        self._num_rounds, self._tokens, self._elapsed_ms = 0, 0.0, 0.0
+        """Have drafts made ahead again, if none are; the pause before the next turn stays."""
+        if not self.is_on:
+            self._take_other_way(is_turn=False)
 
     @property
     def _rate(self) -> float:

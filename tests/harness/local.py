@@ -137,6 +137,23 @@ def make_request(
     )
 
 
+async def answers(
+    service: LocalService, prompts: Sequence[Sequence[int]], temperature: float, k: int | None
+) -> list[tuple[list[int], Finished]]:
+    """Ask all prompts at once; k None: chosen live."""
+    outcomes = await asyncio.gather(
+        *(
+            service.generate(
+                make_request(
+                    f"{k}-{i}", prompt, k=k, max_tokens=60, temperature=temperature, seed=3
+                )
+            )
+            for i, prompt in enumerate(prompts)
+        )
+    )
+    return [(ids, finished) for ids, finished, _ in outcomes]
+
+
 @asynccontextmanager
 async def local_service(
     target_path: Path,

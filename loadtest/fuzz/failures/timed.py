@@ -1,6 +1,7 @@
 """Engines with the times of a machine that is not here: passes are simulated, time is virtual.
 
-All else is the code that serves: router, planner, engines, sessions, blocks, leases.
+So is the loop around an engine, which waits on virtual time (`TimedEngine`). All else is the code
+that serves: router, planner, engines, sessions, blocks, leases.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class _World:
 
     def __init__(self, network: Network, pair: TimedPair) -> None:
         self._network = network
-        Stream.avoided = self._avoided = AvoidedReplicas(network.now)
+        Stream.avoided = AvoidedReplicas(network.now)
         parts = {
             "target": (_model(TARGET, is_target=True), pair.target),
             POOL: (_model(logits_table(pair.noise), is_target=False), pair.draft),

@@ -1,4 +1,4 @@
-"""Whether drafts are made ahead: measured rounds decide, and the other way has short turns."""
+"""Measured rounds decide if drafts are made ahead, and the other way has short turns."""
 
 from __future__ import annotations
 

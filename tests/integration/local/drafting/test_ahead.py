@@ -10,12 +10,11 @@ import pytest
 from loadtest.report.prompts import demo_prompts
 from models.protocol.messages import Grammar
 from router.limits import SessionLimits, SpeculationLimits
-from router.types import Finished
 from tests.cases.grammar import TEN_SCHEMAS
 from tests.harness.local import (
     DEMO,
     NO_LOOKUP,
-    LocalService,
+    answers,
     demo_grammar_host,
     demo_tokenizer,
     local_service,
@@ -24,22 +23,6 @@ from tests.harness.local import (
 
 IN_TIME = SessionLimits(draft_ms=20_000)
 AHEAD = {"draft_ahead": 9}
-
-
-async def answers(
-    service: LocalService, temperature: float, k: int | None
-) -> list[tuple[list[int], Finished]]:
-    outcomes = await asyncio.gather(
-        *(
-            service.generate(
-                make_request(
-                    f"{k}-{i}", prompt, k=k, max_tokens=60, temperature=temperature, seed=3
-                )
-            )
-            for i, prompt in enumerate(demo_prompts(3, kind="story"))
-        )
-    )
-    return [(ids, finished) for ids, finished, _ in outcomes]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
@@ -54,7 +37,7 @@ async def test_drafts_ahead_change_no_text(temperature: float, free: Speculation
             limits=IN_TIME,
         ) as service:
             for k in (0, 5, None):
-                found = await answers(service, temperature, k)
+                found = await answers(service, demo_prompts(3, kind="story"), temperature, k)
                 texts.append([ids for ids, _ in found])
                 counts = [finished.speculation.num_ahead_tokens for _, finished in found]
                 num_ahead += sum(counts)

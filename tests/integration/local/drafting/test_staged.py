@@ -16,12 +16,11 @@ from deployments.local.pool import LocalEnginePool
 from loadtest.report.prompts import demo_prompts
 from models.protocol.messages import Grammar
 from router.limits import SessionLimits, SpeculationLimits
-from router.types import Finished
 from tests.cases.grammar import TEN_SCHEMAS
 from tests.harness.local import (
     DEMO,
     NO_LOOKUP,
-    LocalService,
+    answers,
     demo_grammar_host,
     demo_tokenizer,
     local_service,
@@ -32,22 +31,6 @@ OFF, ON = (SpeculationLimits(suffix_decoding_for_draft=is_on) for is_on in (Fals
 IN_TIME = SessionLimits(draft_ms=20_000)
 # Their greedy text falls into loops, where what followed before mostly follows again.
 PROMPTS = ([7, 8, 9, 7, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 80)) * 2)
-
-
-async def answers(
-    service: LocalService, temperature: float, k: int | None
-) -> list[tuple[list[int], Finished]]:
-    outcomes = await asyncio.gather(
-        *(
-            service.generate(
-                make_request(
-                    f"{k}-{i}", prompt, k=k, max_tokens=60, temperature=temperature, seed=3
-                )
-            )
-            for i, prompt in enumerate(PROMPTS)
-        )
-    )
-    return [(ids, finished) for ids, finished, _ in outcomes]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
@@ -63,7 +46,7 @@ async def test_guesses_change_no_text(
             limits=IN_TIME,
         ) as service:
             for k in (0, 5, None):
-                texts.append([ids for ids, _ in await answers(service, temperature, k)])
+                texts.append([ids for ids, _ in await answers(service, PROMPTS, temperature, k)])
             assert await service.freed()
     assert all(text == texts[0] for text in texts)
 
@@ -110,7 +93,7 @@ async def test_a_smaller_draft_model_changes_no_text(
             draft_quantization="q8",  # the target's weights, nearly
         ) as service:
             for k in (0, 5, None):
-                found = await answers(service, temperature, k)
+                found = await answers(service, PROMPTS, temperature, k)
                 texts.append([ids for ids, _ in found])
                 guessed += sum(end.speculation.num_guess_tokens for _, end in found)
                 drafted_by = {name for _, end in found for name in end.speculation.num_drafted_by}
