@@ -13,7 +13,7 @@ from router.limits import SpeculationLimits
 from router.planning.ahead import AheadChoice
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from tests.fakes.planned_world import CHEAP, MODEL, Machine, World
+from tests.fakes.planned_world import CHEAP, World
 
 _TOKENS = 3.0
 
@@ -116,29 +116,15 @@ def test_steps_that_nobody_waits_for_cost_nothing_ahead() -> None:
     assert costs.of_round([name]).step_ms(1) == 3.0
 
 
-def test_a_turn_does_not_end_in_plain_decoding_for_ever() -> None:
-    """Drafting pays here only where drafts are made ahead."""
-    machine = Machine(base_ms=10.0, step_ms=8.0, acceptance=0.6)
-    world = World(machine)
-    session = world.add()
-    session.max_branches = 9
-    costs = world.planner.costs
-    drafted = []
-    for number in range(3000):
-        if session.is_ahead:  # most steps are not waited for
-            costs.observe_draft(MODEL, ready(machine.step_ms))
-        (plan,) = world.rounds([session], 1)
-        if number >= 1000:
-            drafted.append(plan.num_draft_tokens > 0)
-    assert sum(drafted) > 0.5 * len(drafted)
-
-
-def ready(step_ms: float) -> Proposal:
-    """Return a draft that was there."""
-    timing = Timing(pass_ms=0.0, num_sessions=0)
-    return Proposal(
-        session_id="s", seq=0, tokens=[1, 2], timing=timing, step_ms=step_ms, num_ahead=2
-    )
+def test_a_change_of_mode_makes_drafts_ahead_again_and_keeps_the_pause() -> None:
+    rounds = Rounds(lambda is_on: 28.0 if is_on else 20.0)
+    rounds.run(5.0)
+    assert not rounds.choice.is_on
+    rounds.choice.forget()
+    assert rounds.choice.is_on
+    assert not rounds.choice.is_turn
+    rounds.run(2.0)  # more rounds than come before a turn, less time than the pause
+    assert rounds.choice.is_on
 
 
 @pytest.mark.parametrize("other", [{"drafted_by": {"draft_model": "tiny"}}, "suffix"])
