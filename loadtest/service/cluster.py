@@ -8,36 +8,33 @@ config meant for real nodes is fitted by `on_one_machine`.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import yaml
 
 from loadtest.report.machine import ROOT
+from loadtest.service.node import RayNode
 from loadtest.service.served import Config, free_port, private_environment, section
 
 ROLE = "outrider/role"
 DEPLOY_TIMEOUT_S = 60.0
 _HEALTH_TIMEOUT_S = 15.0
-_OBJECT_STORE_BYTES = 100 * 1024 * 1024
 DEMO_NAME = "outrider-demo"
 _DEMO = ROOT / "models" / "demo"
 
 
 @dataclass(frozen=True)
 class Role:
-    """The resources of a node of one label, as Ray counts them."""
+    """The resources of a node of one label (none where `name` is empty), as Ray counts them."""
 
     name: str
     num_cpus: int
@@ -48,28 +45,27 @@ class Role:
 ROUTER = Role("router", num_cpus=16)
 DRAFT = Role("draft", num_cpus=4, num_gpus=1)
 TARGET = Role("target", num_cpus=12, num_gpus=4)
+_HEAD = Role("", num_cpus=0)
 
 
 class PrivateCluster:
-    """A running cluster; make one with `private_cluster`. Starts as a head without CPUs."""
+    """A running cluster; make one with `private_cluster`."""
 
-    def __init__(self, folder: Path) -> None:
-        from ray.cluster_utils import Cluster  # reads the environment
-
+    def __init__(self, folder: Path, head: Role, *, has_dashboard: bool) -> None:
         self.folder = folder
         self._port = free_port()
-        self._dashboard = f"http://127.0.0.1:{(dashboard_port := free_port())}"
-        self._nodes = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": True,
-                "dashboard_host": "127.0.0.1",
-                "dashboard_port": dashboard_port,
-                "dashboard_agent_listen_port": free_port(),
-                "object_store_memory": _OBJECT_STORE_BYTES,
-            },
-        )
+        self._gcs_port = free_port()
+        self._dashboard_port = free_port()
+        self._nodes: list[RayNode] = []
+        self._num_started = 0
+        options: dict[str, object] = {
+            "head": None,
+            "port": self._gcs_port,
+            "include-dashboard": has_dashboard,
+        }
+        if has_dashboard:
+            options |= {"dashboard-host": "127.0.0.1", "dashboard-port": self._dashboard_port}
+        self._start(head, options)
 
     @property
     def base_url(self) -> str:
@@ -78,20 +74,29 @@ class PrivateCluster:
 
     def gcs_address(self) -> str:
         """Return the address for `ray.init`."""
-        return str(self._nodes.gcs_address)
+        return f"127.0.0.1:{self._gcs_port}"
 
-    def add(self, role: Role) -> Any:
+    def add(self, role: Role) -> RayNode:
         """Add a node of this role, alive; give it to `remove`."""
-        return self._nodes.add_node(
-            num_cpus=role.num_cpus,
-            num_gpus=role.num_gpus,
-            labels={ROLE: role.name},
-            object_store_memory=_OBJECT_STORE_BYTES,
-        )
+        return self._start(role, {"address": self.gcs_address()})
 
-    def remove(self, node: Any) -> None:
+    def remove(self, node: RayNode) -> None:
         """Kill the node and all that runs on it, as a machine that loses its power."""
-        self._nodes.remove_node(node, allow_graceful=False)
+        self._nodes.remove(node)
+        node.close()
+
+    def _start(self, role: Role, options: Mapping[str, object]) -> RayNode:
+        own: dict[str, object] = {
+            "num-cpus": role.num_cpus,
+            "num-gpus": role.num_gpus,
+            "dashboard-agent-listen-port": free_port(),
+        }
+        if role.name:
+            own["labels"] = f"{ROLE}={role.name}"
+        node = RayNode({**own, **options}, self.folder / f"node-{self._num_started}.log")
+        self._num_started += 1
+        self._nodes.append(node)
+        return node
 
     def deploy(self, config: Config) -> None:
         """`serve deploy` of a config, at this cluster's own port. Returns before it is in force.
@@ -103,8 +108,9 @@ class PrivateCluster:
         path = self.folder / "deployed.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         serve = Path(sys.executable).with_name("serve")
+        dashboard = f"http://127.0.0.1:{self._dashboard_port}"
         done = subprocess.run(
-            [str(serve), "deploy", "--address", self._dashboard, str(path)],
+            [str(serve), "deploy", "--address", dashboard, str(path)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -135,25 +141,32 @@ class PrivateCluster:
             time.sleep(0.5)
 
     def close(self) -> None:
-        """End every node."""
-        self._nodes.shutdown()
+        """End every node, the head last."""
+        while self._nodes:
+            self._nodes.pop().close()
 
 
 @contextlib.contextmanager
-def private_cluster() -> Iterator[PrivateCluster]:
-    """Yield a head node until the block ends, then remove all of it."""
+def private_cluster(
+    head: Role = _HEAD, *, also_importable: Iterable[Path] = (), has_dashboard: bool = True
+) -> Iterator[PrivateCluster]:
+    """Yield a head node until the block ends, then remove all of it.
+
+    Args:
+        head: what the head has; by default it runs nothing.
+        also_importable: folders of modules for its processes.
+        has_dashboard: without one nothing can be deployed by `PrivateCluster.deploy`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    given = os.environ.get("PYTHONPATH", "")  # an engine that is installed beside the others
+    path = os.pathsep.join(filter(None, [*map(str, (ROOT, *also_importable)), given]))
     try:
         with _environment({**private_environment(folder), "PYTHONPATH": path}):
-            cluster = PrivateCluster(folder)
+            cluster = PrivateCluster(folder, head, has_dashboard=has_dashboard)
             try:
                 yield cluster
             finally:
                 cluster.close()
-                with warnings.catch_warnings():  # Ray leaves its daemons' Popen to the collector
-                    warnings.simplefilter("ignore", ResourceWarning)
-                    gc.collect()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,12 +1,8 @@
-"""Ray Serve in this process's own cluster, for tests that speak to deployments directly."""
+"""Ray Serve in a cluster of its own, for tests that speak to deployments directly."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
-import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,33 +11,29 @@ import ray
 from ray import serve
 
 from loadtest.report.machine import ROOT
-from loadtest.service.served import private_environment
+from loadtest.service.cluster import Role, private_cluster
+
+
+@contextlib.contextmanager
+def private_ray(head: Role, *also_importable: Path) -> Iterator[str]:
+    """Connect this process to a cluster of one node until the block ends; yield its address."""
+    with private_cluster(head, also_importable=also_importable, has_dashboard=False) as cluster:
+        ray.init(address=cluster.gcs_address(), log_to_driver=False)
+        try:
+            yield cluster.gcs_address()
+        finally:
+            ray.shutdown()
 
 
 @contextlib.contextmanager
 def private_serve(num_cpus: int, *also_importable: Path) -> Iterator[None]:
     """Serve without an HTTP proxy until the block ends; nobody else's Ray is joined."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
-        for name, value in private_environment(Path(folder)).items():
-            patch.setenv(name, value)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         patch.setenv("RAY_worker_niceness", "0")  # else a busy core beside it stalls its ranks
-        given = os.environ.get("PYTHONPATH", "")  # an engine that is installed beside the others
-        importable = [*map(str, (ROOT, ROOT / "tests", *also_importable)), given]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, importable)))
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 1024 * 1024,
-        )
-        try:
+        with private_ray(Role("", num_cpus), ROOT / "tests", *also_importable):
             serve.start(proxy_location="Disabled")
-            yield
-        finally:
-            serve.shutdown()
-            ray.shutdown()
-        with warnings.catch_warnings():  # Ray leaves its daemons' Popen objects to the collector
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+            try:
+                yield
+            finally:
+                serve.shutdown()

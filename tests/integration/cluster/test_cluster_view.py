@@ -6,18 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 
 from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.cluster import connected_cluster, deployed_overrides
 from deployments.config.schema import AppConfig
 from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
-from loadtest.service.served import private_environment
+from loadtest.service.cluster import Role
+from tests.harness.private_serve import private_ray
 
 pytestmark = pytest.mark.ray
 
@@ -32,24 +30,10 @@ def prod() -> AppConfig:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address() -> Iterator[str]:
     """A node that announces GPUs and a label and has neither."""
-    import tempfile
-
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
-        for name, value in private_environment(Path(folder)).items():
-            patch.setenv(name, value)
-        context: Any = ray.init(
-            address="local",
-            num_cpus=CPUS,
-            num_gpus=GPUS,
-            labels={"outrider/role": "target"},
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 1024 * 1024,
-        )
-        yield str(context.address_info["gcs_address"])
-        ray.shutdown()
+    with private_ray(Role("target", num_cpus=CPUS, num_gpus=GPUS)) as address:
+        yield address
 
 
 def test_nodes_count_by_what_they_announce(address: str) -> None:

@@ -38,7 +38,7 @@ class Place:
         await asyncio.Event().wait()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def handle() -> Iterator[Any]:
     with private_serve(2, Path(__file__).parent):
         place: Any = Place
@@ -85,8 +85,8 @@ async def test_texts_that_begin_alike_are_leased_on_one_replica_while_it_is_no_f
     for _ in range(24):
         held.append(lease.remote(asked))
         crowd.append(await anext(held[-1]))
-    for stream in held:
-        stream.cancel()
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*map(give_back, held))
     assert min(crowd.count(holder) for holder in set(places.values())) >= 9
 
 

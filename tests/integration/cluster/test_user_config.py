@@ -6,13 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray import serve
 
+from loadtest.report.machine import ROOT
 from loadtest.service.cluster import ROUTER, PrivateCluster, private_cluster
 from loadtest.service.parts import actors, leave_ray
 from loadtest.service.served import Config
@@ -26,13 +26,11 @@ REFUSED = "user_config: only Router and Draft take one"
 
 @pytest.fixture
 def cluster() -> Iterator[PrivateCluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "harness"))
-        with private_cluster() as cluster:
-            cluster.add(ROUTER)
-            ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="faults")
-            yield cluster
-            leave_ray()
+    with private_cluster(also_importable=(ROOT / "tests" / "harness",)) as cluster:
+        cluster.add(ROUTER)
+        ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="faults")
+        yield cluster
+        leave_ray()
 
 
 def config(user_config: Any) -> Config:
