@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from deployments.link.frames import (
     HIGH_WATER_MARK,
@@ -27,6 +26,7 @@ from deployments.link.frames import (
     configure_client,
 )
 from deployments.link.leases import RENEWAL_S
+from deployments.link.loop_socket import LoopSocket
 from deployments.link.mailbox import Mailbox
 from models.protocol.errors import LossReason, Unavailable
 from models.protocol.messages import Endpoint
@@ -92,9 +92,10 @@ class _Connection:
         except zmq.ZMQError as error:
             self._close_sockets()
             raise Unavailable(f"{endpoint.address!r} is no address to connect to") from error
-        self._watching = asyncio.create_task(self._watch(), name=f"watch {endpoint.address}")
-        self._receiving = asyncio.create_task(self._receive(), name=f"link {endpoint.address}")
-        self._receiving.add_done_callback(self._on_deaf)
+        self._link = LoopSocket(self._socket, self._receive, self._on_failure)
+        self._events = LoopSocket(self._monitor, self._watch, self._on_failure)
+        self._silence_timer: asyncio.TimerHandle | None = None
+        self._begin_silence()
         self._renewing = asyncio.create_task(self._renew(), name=f"renew {endpoint.address}")
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -125,9 +126,10 @@ class _Connection:
     def close(self, reason: str) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._receiving.cancel()
-        self._watching.cancel()
+        self._end_silence()
         self._renewing.cancel()
+        self._link.close()
+        self._events.close()
         self._close_sockets()
         for channel in list(self._channels.values()):
             channel.mark_lost(reason, "silent")
@@ -138,35 +140,37 @@ class _Connection:
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
-    def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
+    def _on_failure(self, error: Exception) -> None:
         """Fail the sessions of a connection that no longer receives but looks alive."""
-        error = None if receiving.cancelled() else receiving.exception()
-        if error is not None:
-            logger.error("link %s failed", self.endpoint.address, exc_info=error)
-            self._client.drop(self.endpoint, f"the link failed: {error}")
+        logger.error("link %s failed", self.endpoint.address, exc_info=error)
+        self._client.drop(self.endpoint, f"the link failed: {error}")
 
     async def wait_closed(self) -> None:
-        tasks = (self._receiving, self._watching, self._renewing)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._renewing, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        """Give the endpoint up when it is not connected for too long.
+    def _watch(self, parts: list[bytes]) -> None:
+        """Note that the endpoint was connected, or that the connection was lost.
 
-        The limit counts from the moment the connection was lost. A connection that is taken and
-        closed again and again, by another process on that port, say, does not count.
+        The silence counts from the moment of the loss. A connection that is taken and closed again
+        and again, by another process on that port, say, does not end it.
         """
-        now = asyncio.get_running_loop().time
-        deadline: float | None = now() + self._reconnect_limit_s
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    event = await recv_monitor_message(self._monitor)
-            except TimeoutError:
-                break
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                deadline = None
-            elif event["event"] == zmq.EVENT_DISCONNECTED and deadline is None:
-                deadline = now() + self._reconnect_limit_s
+        event = parse_monitor_message(parts)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._end_silence()
+        elif event == zmq.EVENT_DISCONNECTED and self._silence_timer is None:
+            self._begin_silence()
+
+    def _begin_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._silence_timer = loop.call_later(self._reconnect_limit_s, self._give_up)
+
+    def _end_silence(self) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+            self._silence_timer = None
+
+    def _give_up(self) -> None:
+        """Drop an endpoint that was not connected for too long."""
         logger.warning("link %s: no sign of life", self.endpoint.address)
         self._client.drop(self.endpoint, "the process at the other end is silent")
 
@@ -182,14 +186,12 @@ class _Connection:
         if self._socket.closed:
             return
         for frame in self._codec.encode(outbox):
-            # pyzmq with NOBLOCK sends at once and returns a future that is already done.
-            sent = cast("asyncio.Future[Any]", self._socket.send(frame, zmq.NOBLOCK))
-            if sent.exception() is not None:
+            if not self._link.send([frame]):
                 logger.warning("dropped a frame to %s: send queue full", self.endpoint.address)
 
-    async def _receive(self) -> None:
-        while True:
-            for reply in self._codec.decode(await self._socket.recv()):
+    def _receive(self, parts: list[bytes]) -> None:
+        for frame in parts:
+            for reply in self._codec.decode(frame):
                 channel = self._channels.get(reply.session_id)
                 if channel is not None:
                     channel.mailbox.put(reply)
@@ -207,7 +209,7 @@ class LinkClient:
         self.keys = KeyPair.generate()
         self.high_water_mark = high_water_mark
         self.silence_timeout_s = silence_timeout_s
-        self.context = zmq.asyncio.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[Endpoint, _Connection] = {}
         self._is_closed = False
 

@@ -12,10 +12,9 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import zmq
-import zmq.asyncio
 
 from deployments.link.frames import (
     HIGH_WATER_MARK,
@@ -26,6 +25,7 @@ from deployments.link.frames import (
     Renew,
     configure_server,
 )
+from deployments.link.loop_socket import LoopSocket
 from models.protocol.messages import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ class _Bound(Generic[Request]):
     """A ROUTER socket on a random port, with its keys, its allow-list and its codec.
 
     Args:
-        context: makes the kind of socket that is wanted; the server closes it.
         request_type: union of the message types that peers may send.
         host: address to bind to.
         high_water_mark: frames queued per peer and direction.
@@ -56,15 +55,12 @@ class _Bound(Generic[Request]):
         on_renewed: called with the sessions whose leases a peer renews.
     """
 
-    def __init__(
-        self, context: zmq.Context[Any], request_type: Any, *, host: str, high_water_mark: int
-    ) -> None:
+    def __init__(self, request_type: Any, *, host: str, high_water_mark: int) -> None:
         self._codec: FrameCodec[Request | Renew] = FrameCodec(request_type | Renew)
         self.on_renewed: Callable[[list[str]], None] = lambda session_ids: None
         self._allowed = AllowList()
-        self._context = context
-        # The authenticator's thread needs plain sockets, whatever the context makes.
-        self._gatekeeper = Gatekeeper(zmq.Context(context), self._allowed)
+        context = self._context = zmq.Context()
+        self._gatekeeper = Gatekeeper(context, self._allowed)
         keys = KeyPair.generate()
         self.socket = context.socket(zmq.ROUTER)
         configure_server(self.socket, keys, high_water_mark)
@@ -120,7 +116,7 @@ class LinkServer(_Bound[Request]):
         high_water_mark: int = HIGH_WATER_MARK,
         max_frames: int = 1024,
     ) -> None:
-        super().__init__(zmq.Context(), request_type, host=host, high_water_mark=high_water_mark)
+        super().__init__(request_type, host=host, high_water_mark=high_water_mark)
         self._max_frames = max_frames
 
     def receive(self) -> list[tuple[Peer, Request]]:
@@ -165,21 +161,19 @@ class AsyncLinkServer(_Bound[Request]):
         host: str = LOOPBACK,
         high_water_mark: int = HIGH_WATER_MARK,
     ) -> None:
-        super().__init__(
-            zmq.asyncio.Context(), request_type, host=host, high_water_mark=high_water_mark
-        )
+        super().__init__(request_type, host=host, high_water_mark=high_water_mark)
         self._on_messages = on_messages
         self._outbox: list[tuple[Peer, Any]] = []
-        self._receiving: asyncio.Task[None] | None = None
+        self._served: LoopSocket | None = None
 
     def start(self) -> None:
         """Begin to receive, in the running event loop."""
-        self._receiving = asyncio.create_task(self._receive(), name="link-server")
+        self._served = LoopSocket(self.socket, self._receive, self._on_failure)
 
     @property
     def is_receiving(self) -> bool:
         """True if messages are still taken; False after an error in taking them."""
-        return self._receiving is not None and not self._receiving.done()
+        return self._served is not None and self._served.is_receiving
 
     def reply(self, peer: Peer, message: Any) -> None:
         """Queue a reply for the frame that leaves at the end of this loop iteration."""
@@ -189,30 +183,26 @@ class AsyncLinkServer(_Bound[Request]):
 
     async def close(self) -> None:
         """Stop receiving and close the socket. Idempotent."""
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.gather(self._receiving, return_exceptions=True)
-            self._receiving = None
+        if self._served is not None:
+            self._served.close()
         self._unbind()
 
-    async def _receive(self) -> None:
-        while True:
-            peer, *parts = await self.socket.recv_multipart()
-            for part in parts:
-                try:
-                    self._on_messages(peer, self._requests(part))
-                except Exception as error:  # noqa: BLE001  # others' messages come here too
-                    self._codec.note_refused(error)
+    def _receive(self, parts: list[bytes]) -> None:
+        peer, *frames = parts
+        for frame in frames:
+            try:
+                self._on_messages(peer, self._requests(frame))
+            except Exception as error:  # noqa: BLE001  # others' messages come here too
+                self._codec.note_refused(error)
+
+    def _on_failure(self, error: Exception) -> None:
+        logger.error("the link at %s failed", self.endpoint.address, exc_info=error)
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        if self.socket.closed:
+        if self._served is None or self.socket.closed:
             return
         for peer, messages in group_by_peer(outbox).items():
             for frame in self._codec.encode(messages):
-                # pyzmq with NOBLOCK sends at once and returns a future that is already done.
-                sent = cast(
-                    "asyncio.Future[Any]", self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
-                )
-                if sent.exception() is not None:
-                    logger.warning("dropped a frame of replies: %s", sent.exception())
+                if not self._served.send([peer, frame]):
+                    logger.warning("dropped up to %d replies: send queue full", len(messages))
