@@ -96,6 +96,7 @@ class Blocked(Event):
 
     app: HttpService
     attacks: Sequence[Attack]
+    stage: str = "process"
 
     def happen(self, scene: Scene) -> Mapping[str, float]:
         """See `Event`."""

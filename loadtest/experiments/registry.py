@@ -27,6 +27,8 @@ from loadtest.experiments.turns import TURNS
 from loadtest.experiments.vllm import VLLM
 from loadtest.frame.experiment import Experiment
 from loadtest.frame.stages import Models, Opener
+from loadtest.fuzz.trial import FUZZ
+from loadtest.matrix.trial import MATRIX
 from loadtest.trial.trial import Trial
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -71,6 +73,8 @@ TRIALS: dict[str, Trial] = {
     "hostile": HOSTILE,
     "loop-gaps": LOOP_GAPS,
     "same": SAME,
+    "fuzz": FUZZ,
+    "matrix": MATRIX,
 }
 
 

@@ -80,6 +80,7 @@ FAULTS = Trial(
         "target_gap_s": 3.0,
         "seed": 0,
     },
+    choices={"kinds": KINDS, "signals": SIGNALS},
     quick={"kinds": ("target-rank",), "signals": ("KILL",), "streams": 2},
     place=Place(change=_as_asked),
     loads=streams,

@@ -18,7 +18,7 @@ _MAX_FAILURES = 20  # a part that fails so often is stopped
 
 
 @dataclass(slots=True)
-class PartReport:
+class PartResult:
     """The results of a part."""
 
     part: str
@@ -61,10 +61,10 @@ async def run_part(
     *,
     limits: Limits | None = None,
     log: Callable[[str], None] = print,
-) -> PartReport:
+) -> PartResult:
     """Run cases with the seeds that follow from `seed`, at least one, until the time is over."""
     limits = limits or Limits()
-    report = PartReport(part)
+    report = PartResult(part)
     began_s = time.monotonic()
     async with open_part() as run_case:
         number = 0
@@ -82,7 +82,7 @@ async def run_part(
 
 
 async def run_one(
-    report: PartReport, run_case: RunCase, seed: int, log: Callable[[str], None] = print
+    report: PartResult, run_case: RunCase, seed: int, log: Callable[[str], None] = print
 ) -> Outcome:
     """Run one case; what it complains about joins the report and is logged at once."""
     try:

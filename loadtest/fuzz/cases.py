@@ -45,7 +45,7 @@ class Failure:
     @property
     def command(self) -> str:
         """Runs this case alone."""
-        return f"python -m loadtest.fuzz --parts {self.part} --case {self.seed}"
+        return f"python -m loadtest fuzz --set parts={self.part} case={self.seed}"
 
 
 def case_seed(run_seed: int, part: str, number: int) -> int:

@@ -94,11 +94,10 @@ class Cell:
     detail: str = ""
 
 
-async def run_parameters(client: Client, parameters: list[str], seed: int) -> list[Cell]:
-    """Run every cell of these rows."""
+async def run_parameter(client: Client, parameter: str, seed: int) -> list[Cell]:
+    """Run every cell of a row."""
     return [
         await _cell(client, parameter, constraint, seed, is_stream=is_stream)
-        for parameter in parameters
         for constraint in CONSTRAINTS
         for is_stream in (False, True)
     ]

@@ -96,6 +96,9 @@ def choose(
             raise ValueError(
                 f"--set: {name} must be like {trial.terms[name]!r}, got {text!r}"
             ) from None
+    for name, known in trial.choices.items():
+        if unknown := [word for word in terms[name] if word not in known]:
+            raise ValueError(f"--set: {name} must be of {', '.join(known)}, got {unknown[0]!r}")
     return ChosenTrial(trial=trial, settings=terms, config=config, urls=urls)
 
 

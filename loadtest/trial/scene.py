@@ -33,12 +33,14 @@ class Event:
     Attributes:
         way: its name in the record.
         workload: the name of its group there.
+        stage: what answers: `http`, or this `process`.
         pause_s: least and most seconds between a steady load and the event.
         first: the measure that comes first in tables and pictures; "": of streams, the pause.
     """
 
     way: str
     workload: str = "streams"
+    stage: str = "http"
     pause_s: tuple[float, float] = (0.0, 0.0)
     first: str = ""
 
@@ -115,14 +117,16 @@ class Scene:
         """Return whether every stream received something within `limit_s`."""
         return all(load.wait_steady(limit_s) for load in self.running)
 
-    def note(self, workload: str, way: str, figures: Mapping[str, float]) -> None:
+    def note(
+        self, workload: str, way: str, figures: Mapping[str, float], stage: str = "http"
+    ) -> None:
         """Add a run to the row of this workload and way."""
         for row in self.result.rows:
             if (row["workload"], row["way"]) == (workload, way):
                 break
         else:
             batch = sum(load.num_streams for load in self.loads)
-            row = {"stage": "http", "workload": workload, "batch": batch, "way": way, "runs": {}}
+            row = {"stage": stage, "workload": workload, "batch": batch, "way": way, "runs": {}}
             self.result.rows.append(row)
         for name, value in figures.items():
             row["runs"].setdefault(name, []).append(round(value, 4))
@@ -165,7 +169,7 @@ def happen(
         figures["went_on"] = scene.num_breaks - num_broken
         figures |= {"refused": scene.num_refused, "problems": len(problems)}
     scene.figures = figures
-    scene.note(event.workload, event.way, figures)
+    scene.note(event.workload, event.way, figures, event.stage)
     waits = [wait for load in scene.running for wait in load.waits(began_s, ended_s)]
     told = {
         "event": event.way,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ class Trial:
         question: it answers, in words.
         events: what happens, in order; they may look at the figures of those before.
         terms: numbers and words that the command line may set, with their usual values.
+        choices: all words that a term of words may have, by the term's name.
         quick: those of the smallest form that runs every part.
         place: where the service runs; None: there is none.
         config: a file of configs/.
@@ -146,6 +147,7 @@ class Trial:
     question: str
     events: Callable[[Scene], Iterable[Event]]
     terms: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Collection[str]] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     place: Place | None = Place()
     config: str = "demo.yaml"

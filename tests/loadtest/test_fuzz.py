@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,10 @@ import pytest
 
 from deployments.api.history import calls
 from deployments.api.schemas import sampling_fields
+from loadtest.__main__ import main
 from loadtest.fuzz import memory
-from loadtest.fuzz.__main__ import main
-from loadtest.fuzz.campaign import Limits, PartReport, run_one, run_part
-from loadtest.fuzz.cases import Failure, Outcome, case_seed
+from loadtest.fuzz.campaign import Limits, PartResult, run_one, run_part
+from loadtest.fuzz.cases import Failure, Outcome, RunCase, case_seed
 from loadtest.fuzz.engines.answers import Answer, broken_terms, difference
 from loadtest.fuzz.engines.grammars import disobedience, random_schema
 from loadtest.fuzz.engines.pair import grammar_host
@@ -107,14 +110,14 @@ async def test_a_mistake_is_seen_and_its_seed_repeats_it(mistake: Any) -> None:
         assert report.failures
         failure = report.failures[0]
         assert f"  repeat: {failure.command}" in told
-        again = PartReport("engines")
+        again = PartResult("engines")
         async with open_engines() as run_case:
             for _ in range(20):  # the draft lengths are planned live, so who shares a pass differs
                 await run_one(again, run_case, failure.seed, told.append)
                 if again.failures:
                     break
         assert [f.seed for f in again.failures] == [failure.seed]
-    healthy = PartReport("engines")
+    healthy = PartResult("engines")
     async with open_engines() as run_case:
         await run_one(healthy, run_case, failure.seed)
     assert healthy.failures == []
@@ -149,7 +152,7 @@ async def test_a_mistake_about_schemas_is_seen_by_its_seed(mistake: Any) -> None
         mistake(patch)
         report = await run_part("tools", PARTS["tools"], SEED, 1e6, limits=Limits(60, 1))
         assert report.failures
-    healthy = PartReport("tools")
+    healthy = PartResult("tools")
     async with PARTS["tools"]() as run_case:
         await run_one(healthy, run_case, report.failures[0].seed)
     assert healthy.failures == []
@@ -224,7 +227,7 @@ async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> N
         raise AssertionError
 
     monkeypatch.setattr("loadtest.fuzz.campaign.CASE_LIMIT_S", 0.05)
-    report = PartReport("failures")
+    report = PartResult("failures")
     await run_one(report, raising, 7, lambda line: None)
     await run_one(report, hanging, 8, lambda line: None)
     assert "ValueError: broken" in report.failures[0].complaints[0]
@@ -235,14 +238,39 @@ def test_the_command_repeats_one_case_and_writes_the_record(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     output = tmp_path / "fuzz.json"
-    words = ["--parts", "http", "--case", "12", "--output", str(output)]
+    words = ["fuzz", "--set", "parts=http", "case=12", "--output", str(output)]
     assert main(words) == 0
     record = json.loads(output.read_text())
-    assert record["command"] == "python -m loadtest.fuzz --parts http --case 12 --output fuzz.json"
-    assert record["result"] == "all held"
-    assert record["parts"][0]["counts"]["cases"] == 1
-    with pytest.raises(SystemExit, match="--parts: must be of engines"):
-        main(["--parts", "nonsense"])
+    assert record["command"] == (
+        "python -m loadtest fuzz --set parts=http case=12 --output fuzz.json"
+    )
+    assert record["problems"] == []
+    (row,) = record["samples"]
+    assert (row["way"], row["runs"]["cases"], row["runs"]["failures"]) == ("http", [1], [0])
+    assert record["events"][0]["counts"]["cases"] == 1
+
+
+def test_words_of_a_term_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fuzz", "--set", "parts=nonsense"])
+    assert "--set: parts must be of engines, tools, " in capsys.readouterr().err
+
+
+def test_a_part_that_fails_fails_the_trial(tmp_path: Path, monkeypatch: Patch) -> None:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[RunCase]:
+        async def wrong(seed: int) -> Outcome:
+            return Outcome(Counter(cases=1), complaints=["another text"])
+
+        yield wrong
+
+    monkeypatch.setitem(PARTS, "http", opened)
+    output = tmp_path / "fuzz.json"
+    words = ["fuzz", "--set", "parts=http", "minutes=0.001", "seed=5", "--output", str(output)]
+    assert main(words) == 1
+    record = json.loads(output.read_text())
+    again = f"python -m loadtest fuzz --set parts=http case={case_seed(5, 'http', 0)}"
+    assert record["problems"][0] == f"http: {again}: another text"
 
 
 def test_a_seed_gives_the_same_requests_and_cases_their_own() -> None:
@@ -253,7 +281,7 @@ def test_a_seed_gives_the_same_requests_and_cases_their_own() -> None:
     assert drawn(3) != drawn(4)
     seeds = {case_seed(1, part, i) for part in ("failures", "http") for i in range(100)}
     assert len(seeds) == 200
-    assert Failure("http", 5, ()).command == "python -m loadtest.fuzz --parts http --case 5"
+    assert Failure("http", 5, ()).command == ("python -m loadtest fuzz --set parts=http case=5")
 
 
 REQUEST = GenerationRequest(

@@ -36,9 +36,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "gpu-memory": _of("gpu-h100", gpu.memory),
     "gpu-tests": _of("gpu-h100", gpu.tests),
     "simulated": _of("simulate", trials.simulated),
-    "fuzz": _of("fuzz", trials.fuzz),
     "clients": _of("clients", trials.clients),
-    "matrix": _of("matrix", trials.matrix),
     "locust": _of("locust-demo", trials.locust),
     "locust-k4": _of("locust-demo-k4", trials.locust),
 }

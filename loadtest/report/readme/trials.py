@@ -1,4 +1,4 @@
-"""Figures of what has a command of its own: fuzzer, clients, matrix, locust, simulation."""
+"""Figures of what has a command of its own: clients, locust, simulation."""
 
 from __future__ import annotations
 
@@ -6,23 +6,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from loadtest.report.readme.result import Result, goal, table
+from loadtest.report.readme.result import Result, table
 
 _UNKNOWN = "-"
-
-
-def fuzz(result: Result) -> str:
-    """Cases and failures of each part of the fuzzer."""
-    rows = [
-        [
-            part["part"],
-            f"{part['counts']['cases']:,}",
-            f"{part['length_s'] / 60:.0f} min",
-            str(len(part["failures"]) + len(part["violations"])),
-        ]
-        for part in result["parts"]
-    ]
-    return f"{table(['part', 'cases', 'length', 'failures'], rows)}\n\n{result.made()}"
 
 
 def clients(result: Result) -> str:
@@ -39,30 +25,6 @@ def clients(result: Result) -> str:
     ]
     head = ["client", "version", "passed", "needs what is not served", "failed"]
     return f"{table(head, rows)}\n\n{result.made()}"
-
-
-def matrix(result: Result) -> str:
-    """Show how drafts change answers, by parameter and constraint; and answers under schemas."""
-    verdicts: dict[str, dict[str, set[str]]] = {}
-    for cell in result["parameters"]:
-        row = verdicts.setdefault(cell["parameter"], {})
-        row.setdefault(cell["constraint"], set()).add(cell["verdict"])
-    constraints = list(next(iter(verdicts.values())))
-    rows = [
-        [name, *(" or ".join(sorted(row[constraint])) for constraint in constraints)]
-        for name, row in verdicts.items()
-    ]
-    counts = result["schemas"]
-    share = goal(counts["finished_share"], "at least", result["least_finished"])
-    schemas = (
-        f"{counts['num_schemas']} random bounded schemas: {counts['num_answers']:,} answers at "
-        f"temperature 1, {counts['finished_share']:.0%} finished ({share}), "
-        f"{counts['num_valid']:,} of {counts['num_finished']:,} valid by `jsonschema`, "
-        f"{counts['num_same']:,} of {counts['num_compared']:,} with drafts the same as without "
-        f"({counts['num_drafted']:,} tokens drafted)."
-    )
-    head = ["parameter", *constraints]
-    return f"{table(head, rows)}\n\n{schemas}\n\n{result.made()}"
 
 
 def locust(result: Result) -> str:

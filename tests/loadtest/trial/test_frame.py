@@ -7,12 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loadtest.clients import __main__ as clients
-from loadtest.fuzz import __main__ as fuzz
 from loadtest.trial import frame
 from loadtest.trial.frame import run_trial, trial_parser
 
@@ -50,28 +48,20 @@ def test_a_trial_writes_says_and_ends_with_what_held(
     assert said in capsys.readouterr().out
 
 
-TRIALS: dict[str, tuple[Any, Any]] = {
-    "clients": (clients, clients.Report),
-    "fuzz": (fuzz, fuzz.Report),
-}
-
-
-@pytest.mark.parametrize("name", TRIALS)
-def test_every_trial_reports_a_crash_before_anything_was_found(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_crash_before_anything_was_found_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, report = TRIALS[name]
-    assert not report(crash="ended early: lost").is_clean
+    assert not clients.Report(crash="ended early: lost").is_clean
 
     def run(arguments: argparse.Namespace, report: frame.Report) -> None:
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(clients, "run", run)
     output = tmp_path / "result.json"
     with pytest.raises(RuntimeError, match="lost"):
-        module.main(["--output", str(output)])
+        clients.main(["--output", str(output)])
     found = json.loads(output.read_text())
-    assert found["command"] == f"python -m loadtest.{name} --output result.json"
+    assert found["command"] == "python -m loadtest.clients --output result.json"
     assert found["machine"]["cores"]
     assert "VIOLATED: ended early: RuntimeError: lost" in capsys.readouterr().out
     flags = {"is_clean": False, "all_held": False, "result": "violated"}
