@@ -41,10 +41,10 @@ class LoopSocket:
         self._loop.call_soon(self._receive)  # what came before was signalled already
 
     def send(self, parts: Sequence[bytes]) -> bool:
-        """Send a message without waiting; return False if the queue is full, and it is lost."""
+        """Send a message without waiting; return False if it is lost, as where a queue is full."""
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
+        except zmq.ZMQError:
             return False
         finally:
             self._loop.call_soon(self._receive)

@@ -29,6 +29,7 @@ from loadtest.frame.experiment import Experiment
 from loadtest.frame.stages import Models, Opener
 from loadtest.fuzz.trial import FUZZ
 from loadtest.matrix.trial import MATRIX
+from loadtest.simulate.planned import SIMULATED
 from loadtest.trial.trial import Trial
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -61,6 +62,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "acceptance": ACCEPTANCE,
     "draft-sampling": DRAFT_SAMPLING,
     **SCENARIOS,
+    "simulated": SIMULATED,
 }
 
 TRIALS: dict[str, Trial] = {

@@ -37,8 +37,8 @@ from router.ports import DrafterTraits
 
 _log = logging.getLogger(__name__)
 
-# Worth by `python -m loadtest.simulate --seconds 3 --set planner._NAME=VALUE`: median share of the
-# best k over all scenarios, 0.982 as it is; 20 s where it says so: share where acceptance turns.
+# Worth in the scenarios of `python -m loadtest simulated`, by 3 s: median share of the best k over
+# all, 0.982 as it was; 20 s where it says so: share where acceptance turns.
 _PLANNING = 0.005  # share of the time for plans; one a round took 12% of 2 ms (decision 0009)
 _BEGIN_MARGIN = 1.02  # drafting begins where it gives so much more; 1.1: 0.982
 _END_MARGIN = 0.98  # 0.9: 0.974

@@ -35,7 +35,6 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "gpu-attention": _of("gpu-h100", gpu.attention),
     "gpu-memory": _of("gpu-h100", gpu.memory),
     "gpu-tests": _of("gpu-h100", gpu.tests),
-    "simulated": _of("simulate", trials.simulated),
     "clients": _of("clients", trials.clients),
     "locust": _of("locust-demo", trials.locust),
     "locust-k4": _of("locust-demo-k4", trials.locust),

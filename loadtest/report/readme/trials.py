@@ -1,8 +1,7 @@
-"""Figures of what has a command of its own: clients, locust, simulation."""
+"""Figures of what has a command of its own: clients, locust."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,23 +49,6 @@ def locust(result: Result) -> str:
     ]
     words = result["drafts"]["in_words"]
     return f'{table(head, rows)}\n\nIts own last line: "{words}" {result.made()}'
-
-
-def simulated(result: Result) -> str:
-    """Tokens per second of two ways to choose k, over those of the best fixed k, by machine."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for line in result["samples"]:
-        groups.setdefault(line["name"].split()[0], []).append(line)
-    rows = []
-    for machine, lines in groups.items():
-        cells = []
-        for policy in ("joint", "alone"):
-            shares = [line[f"{policy}_share"] for line in lines]
-            worst = lines[shares.index(min(shares))]["name"].removeprefix(machine).strip()
-            cells += [f"{statistics.median(shares):.2f}", f"{min(shares):.2f} ({worst})"]
-        rows.append([machine, str(len(lines)), *cells])
-    head = ["simulated machine", "scenarios", "planned together: median", "worst"]
-    return f"{table([*head, 'each session alone: median', 'worst'], rows)}\n\n{result.made()}"
 
 
 def _drafts(figures: Mapping[str, Any]) -> list[str]:

@@ -1,31 +1,17 @@
-"""Shows how draft lengths and batch forming work together, in simulated time.
+"""Scenarios of the router's planner in simulated time: machines, clients, routers, and their runs.
 
-    python -m loadtest.simulate --output loadtest/results/simulate.json
-    python -m loadtest.simulate --only cpu-demo --seconds 60
-    python -m loadtest.simulate --seconds 3 --set planner._SETTLING=0
-
-There is no clock and no model. It gives tokens per second for several policies in each scenario.
-They are k = 0, every fixed k, and sessions that each decide for themselves. The last line is the
-router's planner, which decides for all together. It also gives the planner's share of the best
-fixed k (0 included). The planner, its statistics and the forming of batches are the code that
-serves; engines, links and acceptance are simulated. `--set` gives a constant of the planner another
-value, which shows the worth of its own.
+There is no clock and no model. The planner, its statistics and the forming of batches are the code
+that serves; engines, links and acceptance are simulated.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import random
 import statistics
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from loadtest.report.record import SAMPLES, head, write_json
 from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
 from loadtest.simulate.sessions import (
     Acceptance,
@@ -51,7 +37,7 @@ _WARM_UP_SHARE = 0.1  # part of the time, not counted
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Machines, clients and routers."""
+    """A machine, clients and routers. Scenarios of one name have other numbers of clients."""
 
     name: str
     machine: Machine
@@ -194,7 +180,7 @@ def _spread(num_clients: int) -> list[RequestKind]:
 
 
 def scenarios() -> list[Scenario]:
-    """Return the scenarios of the table; tests hold the planner to them."""
+    """Return all scenarios; tests hold the planner to some of them."""
     found = []
     machines = {"cpu-demo": CPU_DEMO, "cpu-349m": CPU_349M, "gpu": GPU, "gpu-full": GPU_FULL}
     for name, machine in machines.items():
@@ -202,27 +188,25 @@ def scenarios() -> list[Scenario]:
             for acceptance in (0.5, 0.7, 0.9):
                 found.append(
                     Scenario(
-                        name=f"{name} x{batch} a={acceptance}",
+                        name=f"{name} a={acceptance}",
                         machine=machine,
                         kinds=_same(constant(acceptance), batch),
                     )
                 )
         for batch in (4, 16):
-            found.append(
-                Scenario(name=f"{name} x{batch} mixed", machine=machine, kinds=_spread(batch))
-            )
+            found.append(Scenario(name=f"{name} mixed", machine=machine, kinds=_spread(batch)))
     for name in ("cpu-demo", "gpu"):
         for first, then in ((0.9, 0.2), (0.2, 0.9)):
             found.append(
                 Scenario(
-                    name=f"{name} x8 {first}->{then}",
+                    name=f"{name} a={first} to {then}",
                     machine=machines[name],
                     kinds=_same(turning(first, then, 10_000.0), 8),
                 )
             )
         found.append(
             Scenario(
-                name=f"{name} x8 a=0.7 2 routers",
+                name=f"{name} a=0.7, 2 routers",
                 machine=machines[name],
                 kinds=_same(constant(0.7), 8),
                 num_routers=2,
@@ -231,122 +215,9 @@ def scenarios() -> list[Scenario]:
         lookup = RequestKind(acceptance=constant(0.4), drafter=NGRAM.traits)
         found.append(
             Scenario(
-                name=f"{name} x8 half lookup",
+                name=f"{name} half lookup",
                 machine=machines[name],
                 kinds=[*_same(constant(0.7), 4), *[lookup] * 4],
             )
         )
     return found
-
-
-def measure(scenario: Scenario, seconds: float, seed: int) -> dict[str, object]:
-    """Measure a line of the table: tokens/s of every policy, and the planner's own figures."""
-    plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
-    fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
-    best = max(fixed, key=fixed.__getitem__)
-    alone = run(scenario, "alone", seconds=seconds, seed=seed).tokens_per_s
-    joint = run(scenario, "joint", seconds=seconds, seed=seed)
-    top = max(plain, fixed[best])
-    return {
-        "name": scenario.name,
-        "plain": round(plain, 1),
-        "best_k": best,
-        "best_fixed": round(fixed[best], 1),
-        "alone": round(alone, 1),
-        "joint": round(joint.tokens_per_s, 1),
-        "alone_share": round(alone / top, 4),  # part of the better of plain and the best fixed k
-        "joint_share": round(joint.tokens_per_s / top, 4),
-        "mean_k": round(joint.mean_k, 2),
-        "mean_batch": round(joint.mean_batch, 2),
-        "predicted_share": round(joint.predicted_share, 4),  # part of the rounds' actual time
-    }
-
-
-def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Shares of the best fixed k over all lines: median, worst, and how many are below 0.9."""
-    found: dict[str, object] = {}
-    for policy in ("joint", "alone"):
-        shares = [line[f"{policy}_share"] for line in lines]
-        worst = lines[shares.index(min(shares))]
-        found[policy] = {
-            "median_share": round(statistics.median(shares), 4),
-            "worst_share": min(shares),
-            "worst_scenario": worst["name"],
-            "num_below_0.9": sum(share < 0.9 for share in shares),
-        }
-    return found
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, and write it where that is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.simulate",
-        description=(__doc__ or "").split("\n", maxsplit=1)[0],
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="simulated, for each run")
-    parser.add_argument("--only", default="", help="scenarios whose name contains this")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        type=_constant,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="MODULE.NAME=VALUE",
-        help="constants of router/planning, for this run",
-    )
-    parser.add_argument("--output", type=Path, help="JSON file")
-    words = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(words)
-    chosen = [scenario for scenario in scenarios() if arguments.only in scenario.name]
-    if not chosen:
-        parser.error(f"--only: no scenario's name contains {arguments.only!r}")
-    for constant in arguments.constants:
-        _set(constant)
-    print(
-        f"{'':28}{'k=0':>7}{'best k':>7}{'of it':>7}{'alone':>7}{'joint':>7}"
-        f"{'alone':>8}{'joint':>8}{'mean k':>8}{'batch':>7}{'predicted':>11}"
-    )
-    print(f"{'':28}{'tokens/s':>35}{'share of the best':>16}")
-    lines = []
-    for scenario in chosen:
-        lines.append(measure(scenario, arguments.seconds, arguments.seed))
-        print(_line(lines[-1]), flush=True)
-    content = head("python -m loadtest.simulate", words, vars(arguments))
-    write_json(arguments.output, {**content, "summary": summary(lines), SAMPLES: lines})
-
-
-def _constant(text: str) -> str:
-    name, has_value, value = text.partition("=")
-    module, _, constant = name.rpartition(".")
-    try:
-        is_known = hasattr(importlib.import_module(f"router.planning.{module}"), constant)
-        float(value)
-    except (ImportError, ValueError):
-        is_known = False
-    if not (has_value and is_known):
-        raise argparse.ArgumentTypeError(f"must be as planner._SETTLING=0, got {text!r}")
-    return text
-
-
-def _set(constant: str) -> None:
-    """Give a constant another value, of the same type."""
-    name, _, value = constant.partition("=")
-    module_name, _, attribute = name.rpartition(".")
-    module = importlib.import_module(f"router.planning.{module_name}")
-    kind = type(getattr(module, attribute))
-    setattr(module, attribute, kind(float(value)))
-
-
-def _line(found: Mapping[str, Any]) -> str:
-    return (
-        f"{found['name']:28}{found['plain']:>7.0f}{found['best_k']:>7}{found['best_fixed']:>7.0f}"
-        f"{found['alone']:>7.0f}{found['joint']:>7.0f}{found['alone_share']:>8.0%}"
-        f"{found['joint_share']:>8.0%}{found['mean_k']:>8.1f}{found['mean_batch']:>7.1f}"
-        f"{found['predicted_share']:>11.0%}"
-    )
-
-
-if __name__ == "__main__":
-    main()
