@@ -42,7 +42,7 @@ from loadtest.client.http import CHAT, READ_TIMEOUT_S, key_headers
 from loadtest.client.shapes import Ramp, Spike, read_trace
 from loadtest.client.who_drafted import WhoDrafted
 from loadtest.client.workload import MIX, Asking, Request, Workload
-from loadtest.report.record import head, write_json
+from loadtest.report.record import SAMPLES, head, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,12 @@ _SETTINGS = (
     ),
     *("num_users", "spawn_rate", "run_time"),
 )
+_QUESTION = "how long do users wait, and who drafts for them"
+_MEASURES = {  # medians in the record, by locust's own names
+    "first_ms": "TTFT, ms",
+    "gap_ms": "inter-token latency, ms",
+    "tokens_per_s": "tokens/s",
+}
 _PER_WORKER = 10**9  # numbers of requests that one locust process may use
 _KINDS = ("chat", "record", "shared", "bad")
 _TRACE_END_S = 300.0  # for the last answers of a trace
@@ -316,7 +322,14 @@ def _summarise(environment: Environment, **_: Any) -> None:
         return
     stats = environment.stats
     content = {
+        "question": _QUESTION,
         **head("locust", sys.argv[1:], {key: getattr(options, key) for key in _SETTINGS}),
+        SAMPLES: list(_rows(environment)),
+        "claims": [],
+        "problems": [
+            f"{error.name}: {error.error} ({error.occurrences} times)"
+            for error in stats.errors.values()
+        ],
         "peak_users": environment.outrider_peak_users,  # type: ignore[attr-defined]
         "num_requests": stats.total.num_requests,
         "requests": [
@@ -332,13 +345,31 @@ def _summarise(environment: Environment, **_: Any) -> None:
             }
             for entry in sorted(stats.entries.values(), key=lambda entry: entry.name)
         ],
-        "failures": [
-            {"name": error.name, "error": str(error.error), "count": error.occurrences}
-            for error in stats.errors.values()
-        ],
         "drafts": environment.outrider_drafts.content(),  # type: ignore[attr-defined]
     }
     write_json(Path(options.summary), content)
+
+
+def _rows(environment: Environment) -> Iterator[dict[str, Any]]:
+    """Yield a row of the record for each kind of request that says how it was drafted."""
+    drafts: WhoDrafted = environment.outrider_drafts  # type: ignore[attr-defined]
+    entries = {entry.name: entry for entry in environment.stats.entries.values()}
+    k = _options(environment).k
+    for kind, said in drafts.content()["kinds"].items():
+        medians = {
+            measure: entries[f"{kind}: {name}"].median_response_time
+            for measure, name in _MEASURES.items()
+        }
+        counts = {"asked": entries[kind].num_requests, "failed": entries[kind].num_failures}
+        drafted = {name: said[name] for name in ("k", "acceptance", "draft_model_share")}
+        figures = {**medians, **counts, **drafted}
+        yield {
+            "stage": "http",
+            "workload": kind,
+            "batch": environment.outrider_peak_users,  # type: ignore[attr-defined]
+            "way": "adaptive" if k is None else f"k={k}",
+            "runs": {name: [value] for name, value in figures.items() if value is not None},
+        }
 
 
 def _options(environment: Environment) -> Namespace:

@@ -53,6 +53,9 @@ class _Sums:
             "acceptance": self.accepted.total() / num_drafted if num_drafted else None,
             "num_draft_tokens_by": dict(self.drafted),
             "num_accepted_draft_tokens_by": dict(self.accepted),
+            "draft_model_share": (
+                sum(_by_models(self.drafted).values()) / num_drafted if num_drafted else None
+            ),
         }
 
 
@@ -88,7 +91,6 @@ class WhoDrafted:
         return {
             "kinds": {name: sums.content() for name, sums in sorted(self._kinds.items())},
             "whole": whole.content(),
-            "draft_model_share": _model_share(whole),
             "planned": self._planned(),
             "in_words": self.in_words(),
         }
@@ -184,8 +186,3 @@ _ADVICE = (
 
 def _by_models(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if name not in _OTHERS}
-
-
-def _model_share(sums: _Sums) -> float | None:
-    num_drafted = sums.drafted.total()
-    return sum(_by_models(sums.drafted).values()) / num_drafted if num_drafted else None

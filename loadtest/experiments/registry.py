@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from loadtest.clients.trial import CLIENT_CHECKS
 from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
 from loadtest.experiments.ahead import AHEAD, AHEAD_SIMULATED
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
@@ -77,6 +78,7 @@ TRIALS: dict[str, Trial] = {
     "same": SAME,
     "fuzz": FUZZ,
     "matrix": MATRIX,
+    "clients": CLIENT_CHECKS,
 }
 
 

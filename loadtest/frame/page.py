@@ -54,16 +54,21 @@ def _section(name: str, record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table for the rows of each first measure: by way, or by measure if there are many."""
+    """Yield a table for the rows of each first measure.
+
+    It is by way, or by measure where there are many ways, or only one.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(next(iter(row["runs"]), ""), []).append(row)
     for number, group in enumerate(groups.values()):
         totals = [row for row in group if row["workload"] == _TOTAL] or group
-        is_long = len({row["way"] for row in totals}) > _MOST_COLUMNS
+        num_ways, num_cells = len({row["way"] for row in totals}), len(cells(totals))
+        has_one_way = num_ways == 1 and len(totals[0]["runs"]) > 1
         if number:
             yield ""
-        yield from by_measure(totals) if is_long and len(cells(totals)) <= 2 else by_way(totals)
+        is_long = num_ways > _MOST_COLUMNS and num_cells <= 2
+        yield from by_measure(totals) if is_long or has_one_way else by_way(totals)
 
 
 def by_way(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

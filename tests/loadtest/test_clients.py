@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from deployments.config.schema import AppConfig
-from loadtest.clients import __main__ as command
+from loadtest.__main__ import main
+from loadtest.clients import trial
 from loadtest.clients.browser import browser_path
 from loadtest.clients.catalog import CLIENTS, Client, Load, Target, let_pages_in
 from loadtest.clients.nginx import nginx_version
@@ -302,16 +303,16 @@ def test_without_node_a_client_of_npm_is_skipped_and_the_others_are_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(command, "ensured_venv", lambda *_: tmp_path)
-    monkeypatch.setattr(command, "target_at", lambda url, tokenizer: TARGET)
+    monkeypatch.setattr(trial, "ensured_venv", lambda *_: tmp_path)
+    monkeypatch.setattr(trial, "target_at", lambda url, tokenizer: TARGET)
     passed = [CheckResult("a", ok=True)]
     monkeypatch.setattr(
-        command, "run_client", lambda client, *_: ClientResult(client.name, "1", checks=passed)
+        trial, "run_client", lambda client, *_: ClientResult(client.name, "1", checks=passed)
     )
     output = tmp_path / "clients.json"
-    words = ["--url", TARGET.root_url, "--only", "openai", "openai (npm)", "--output", str(output)]
-    assert command.main(words) == 0
-    clients = {each["client"]: each for each in json.loads(output.read_text())["clients"]}
+    words = ["clients", "--url", TARGET.root_url, "--set", "only=openai,openai (npm)"]
+    assert main([*words, "--output", str(output)]) == 0
+    clients = {each["client"]: each for each in json.loads(output.read_text())["events"]}
     assert clients["openai (npm)"]["skipped"] == "skipped: npm is not installed"
     assert clients["openai (npm)"]["failures"] == []
     assert clients["openai"]["skipped"] == ""
@@ -442,13 +443,13 @@ def test_what_is_missing_beside_its_packages_skips_a_client(
 def test_a_client_that_wants_a_server_of_its_own_is_skipped_where_one_is_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(command, "ensured_venv", lambda *_: tmp_path)
-    monkeypatch.setattr(command, "check_programs", lambda client: None)
+    monkeypatch.setattr(trial, "ensured_venv", lambda *_: tmp_path)
+    monkeypatch.setattr(trial, "check_programs", lambda client: None)
     [name] = [client.name for client in CLIENTS if client.change is not None]
     output = tmp_path / "clients.json"
-    words = ["--url", TARGET.root_url, "--only", name, "--output", str(output)]
-    assert command.main(words) == 0
-    [client] = json.loads(output.read_text())["clients"]
+    words = ["clients", "--url", TARGET.root_url, "--set", f"only={name}"]
+    assert main([*words, "--output", str(output)]) == 0
+    [client] = json.loads(output.read_text())["events"]
     assert "a server of its own" in client["skipped"]
 
 
@@ -462,30 +463,15 @@ def test_changes_of_a_clients_own_server_are_configs() -> None:
         assert config.router.http.allowed_origins == ["*"]
 
 
-# --- table and record -----------------------------------------------------------------------------
-
-RESULTS = [
-    ClientResult("one", "1.0", 2.0, checks=[CheckResult("a", ok=True)]),
-    ClientResult(
-        "two",
-        "2.0",
-        3.0,
-        checks=[
-            CheckResult("a", ok=True),
-            CheckResult("b", ok=False, detail="\n400: no\nmore"),
-            CheckResult("c", ok=False, needs="tools", detail="400"),
-        ],
-    ),
-    ClientResult("three", trouble="not installed: no"),
-]
+# --- the record -----------------------------------------------------------------------------------
 
 
 def test_what_needs_something_else_is_no_failure() -> None:
-    lacking = ClientResult("x", checks=[CheckResult("c", ok=False, needs="tools")])
-    assert command.Report(results=[lacking]).is_clean
-    assert not command.Report(results=RESULTS).is_clean
-    assert not command.Report(results=[]).is_clean
-    assert not command.Report(results=[lacking], crash="ended early").is_clean
+    lacking = CheckResult("c", ok=False, needs="tools", detail="400")
+    assert ClientResult("x", checks=[lacking]).failures == []
+    broken = CheckResult("b", ok=False, detail="\n400: no\nmore")
+    assert ClientResult("x", checks=[lacking, broken]).failures == ["b: 400: no"]
+    assert ClientResult("x", trouble="not installed: no").failures == ["not installed: no"]
 
 
 def test_a_client_that_cannot_be_installed_does_not_stop_the_others(
@@ -499,21 +485,21 @@ def test_a_client_that_cannot_be_installed_does_not_stop_the_others(
     def run(client: Client, bin_folder: Path, target: Target) -> ClientResult:
         return ClientResult(client.name, "1", checks=[CheckResult("a", ok=True)])
 
-    monkeypatch.setattr(command, "ensured_venv", installed)
-    monkeypatch.setattr(command, "run_client", run)
-    monkeypatch.setattr(command, "target_at", lambda url, tokenizer: TARGET)
+    monkeypatch.setattr(trial, "ensured_venv", installed)
+    monkeypatch.setattr(trial, "run_client", run)
+    monkeypatch.setattr(trial, "target_at", lambda url, tokenizer: TARGET)
     output = tmp_path / "clients.json"
-    names = ["openai", "litellm", "aiperf"]
-    words = ["--url", "http://127.0.0.1:9", "--only", *names, "--output", str(output)]
-    assert command.main(words) == 1
+    words = ["clients", "--url", "http://127.0.0.1:9", "--set", "only=openai,litellm,aiperf"]
+    assert main([*words, "--output", str(output)]) == 1
     content = json.loads(output.read_text())
-    assert content["command"].startswith("python -m loadtest.clients --url ")
-    assert {client["client"]: client["failures"] for client in content["clients"]} == {
+    assert content["command"].startswith("python -m loadtest clients --url ")
+    assert [row["runs"]["passed"] for row in content["samples"]] == [[0], [1], [1]]
+    assert content["problems"] == ["openai: not installed: no index"]
+    assert {client["client"]: client["failures"] for client in content["events"]} == {
         "openai": ["not installed: no index"],
         "litellm": [],
         "aiperf": [],
     }
-    assert not content["is_clean"]
 
 
 def test_every_client_is_run_somehow() -> None:

@@ -55,10 +55,16 @@ def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> Non
     drafts = summary["drafts"]
     assert drafts["kinds"]["chat"]["k"] == pytest.approx(2.5), "a number, of rounds with a draft"
     assert drafts["kinds"]["chat"]["num_draft_tokens_by"]["ngram"] == 3 * requests["chat"]["count"]
-    assert drafts["draft_model_share"] == pytest.approx(0.7)
+    assert drafts["whole"]["draft_model_share"] == pytest.approx(0.7)
     assert drafts["in_words"].startswith("The draft model drafted ")
     assert requests["chat: TTFT, ms"]["count"] == requests["chat"]["count"]
-    assert any("not JSON" in failure["error"] for failure in summary["failures"])
+    assert any("not JSON" in problem for problem in summary["problems"])
+    rows = {row["workload"]: row for row in summary["samples"]}
+    assert (rows["chat"]["way"], rows["chat"]["batch"]) == ("adaptive", 4)
+    runs = rows["chat"]["runs"]
+    assert runs["asked"] == [requests["chat"]["count"]]
+    assert runs["first_ms"] == [requests["chat: TTFT, ms"]["median"]]
+    assert runs["acceptance"] == [pytest.approx(0.6)]
     # Figures are no requests: the report's total counts what was asked and nothing else.
     asked = sum(entry["count"] for name, entry in requests.items() if ": " not in name)
     assert summary["num_requests"] == asked
@@ -99,4 +105,4 @@ def test_a_trace_is_replayed_and_ends_the_run(tmp_path: Path) -> None:
     counts = {entry["name"]: entry["count"] for entry in summary["requests"]}
     assert counts["chat"] == 9
     assert counts["bad request"] == 1
-    assert summary["failures"] == []
+    assert summary["problems"] == []

@@ -8,12 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import (
-    front,
-    gpu,
-    lookahead,
-    trials,
-)
+from loadtest.report.readme import front, gpu, lookahead
 from loadtest.report.readme.result import Result
 
 
@@ -35,7 +30,4 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "gpu-attention": _of("gpu-h100", gpu.attention),
     "gpu-memory": _of("gpu-h100", gpu.memory),
     "gpu-tests": _of("gpu-h100", gpu.tests),
-    "clients": _of("clients", trials.clients),
-    "locust": _of("locust-demo", trials.locust),
-    "locust-k4": _of("locust-demo-k4", trials.locust),
 }

@@ -39,7 +39,7 @@ def test_k_is_a_number_and_shares_are_by_who_drafted() -> None:
     assert content["whole"]["num_draft_tokens_by"] == {
         **{"draft_model": 6, "suffix": 4, "forced": 30}
     }
-    assert content["draft_model_share"] == pytest.approx(0.15)
+    assert content["whole"]["draft_model_share"] == pytest.approx(0.15)
     assert content["in_words"] == "The draft model drafted 6 of 40 draft tokens."
     [head, chat, record, whole, _] = drafts.lines()
     assert head.split()[-3:] == ["draft_model", "forced", "suffix"]
@@ -51,7 +51,7 @@ def test_k_is_a_number_and_shares_are_by_who_drafted() -> None:
 def test_a_further_draft_model_is_a_draft_model() -> None:
     drafts = WhoDrafted()
     drafts.take("chat", answer({"tiny": 3, "ngram": 1, "heads": 2}, {}))
-    assert drafts.content()["draft_model_share"] == 0.5
+    assert drafts.content()["whole"]["draft_model_share"] == 0.5
 
 
 def test_where_the_draft_model_drafts_little_the_planners_reason_is_told() -> None:
