@@ -41,9 +41,10 @@ _OF_TRIALS: dict[str, Any] = {
     "set": [],
 }  # options that no experiment has, and unused
 _OF_BOTH = {
-    *("name", "list", "page", "summary", "quick", "output", "threads", "device", "dtype", "url"),
+    *("name", "list", "page", "summary", "quick", "output", "url"),
     *_OF_TRIALS,
 }
+_USUAL = {"threads": 2, "device": "cpu", "dtype": "bfloat16"}  # of models; no trial takes them
 
 
 class Chosen(Protocol):
@@ -53,6 +54,7 @@ class Chosen(Protocol):
         question: in words.
         base: the way that others are compared with in the table; "": none is.
         settings: what the options say, for the record.
+        refusal: the error of `run` that says how an option is wrong.
     """
 
     @property
@@ -63,6 +65,9 @@ class Chosen(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def refusal(self) -> type[Exception]: ...
 
     def run(self, keep: Callable[[Result], None]) -> Result:
         """Run it; `keep` gets the result so far."""
@@ -86,6 +91,7 @@ class ChosenExperiment:
     openers: Mapping[str, Opener]
     known: Result | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    refusal: type[Exception] = ValueError
 
     @property
     def question(self) -> str:
@@ -138,9 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("an experiment is needed, or a trial; --list names them")
     try:
         chosen = _chosen(arguments)
-        keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
-        result = chosen.run(keep)
     except ValueError as error:
+        parser.error(str(error))
+    keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
+    try:
+        result = chosen.run(keep)
+    except chosen.refusal as error:
         parser.error(str(error))
     return _reported(chosen, result, arguments.output, keep)
 
@@ -202,7 +211,8 @@ def _chosen(arguments: argparse.Namespace) -> Chosen:
     """
     options = vars(arguments)
     if arguments.name in TRIALS:
-        if wrong := [name for name in options if name not in _OF_BOTH and options[name]]:
+        given = {name for name, value in options.items() if value and value != _USUAL.get(name)}
+        if wrong := [name for name in options if name in given - _OF_BOTH]:
             raise ValueError(f"--{wrong[0].replace('_', '-')}: a trial has no such option")
         return choose(
             TRIALS[arguments.name],
@@ -383,9 +393,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-s", type=float, help="a run has requests for so long; 0: --count decides")
     add("--repeats", type=int, help="turns")
     add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
-    add("--device", default="cpu", help="torch device of all models: cpu, cuda")
-    add("--threads", type=int, default=2, help="of torch, for each model")
-    add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    add("--device", default=_USUAL["device"], help="torch device of all models: cpu, cuda")
+    add("--threads", type=int, default=_USUAL["threads"], help="of torch, for each model")
+    add("--dtype", default=_USUAL["dtype"], choices=("bfloat16", "float32"))
     llama.add_options(add)
     add("--resume", action="store_true", help="go on with --output where it was cut")
     extended: Any = {"nargs": "+", "action": "extend", "default": []}

@@ -151,8 +151,8 @@ class _Connection:
     def _watch(self, parts: list[bytes]) -> None:
         """Note that the endpoint was connected, or that the connection was lost.
 
-        The silence counts from the moment of the loss. A connection that is taken and closed again
-        and again, by another process on that port, say, does not end it.
+        The silence counts from the moment of the loss. Another process on that port may take and
+        close connections again and again. That does not end it.
         """
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

@@ -1,9 +1,9 @@
 """A ZMQ socket that an event loop serves: frames are handed over as they come, no future for each.
 
-ZMQ signals its file descriptor once for what may be several frames, and takes the signal back with
-whatever call looks at the socket next, a send included. So a look at the socket ends only when
-nothing is left, and each send is followed by one. pyzmq's own `zmq.asyncio` makes futures and
-callbacks for every frame instead: a token crosses four such sockets.
+ZMQ signals its file descriptor once for what may be several frames. Whatever call looks at the
+socket next takes the signal back, a send included. So a look at the socket ends only when nothing
+is left, and a send is followed by one. `zmq.asyncio` makes futures and callbacks for every frame
+instead, and a token crosses four such sockets.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class LoopSocket:
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.get(zmq.FD))
         self.is_receiving = True
+        self._is_due = False
         self._loop.add_reader(self._fd, self._receive)
-        self._loop.call_soon(self._receive)  # what came before was signalled already
+        self._look_soon()  # what came before was signalled already
 
     def send(self, parts: Sequence[bytes]) -> bool:
         """Send a message without waiting; return False if it is lost, as where a queue is full."""
@@ -47,7 +48,7 @@ class LoopSocket:
         except zmq.ZMQError:
             return False
         finally:
-            self._loop.call_soon(self._receive)
+            self._look_soon()
         return True
 
     def close(self) -> None:
@@ -66,7 +67,16 @@ class LoopSocket:
             self.close()
             self._on_failure(error)
             return
-        self._loop.call_soon(self._receive)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_due = False
+        self._receive()
 
     def _has_frame(self) -> bool:
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -21,8 +21,8 @@ _MOST_COLUMNS = 5  # of ways; a trial's events are more
 _HEAD = """# Figures
 
 Generated from the records in this folder by `python -m loadtest --page`; nobody edits it. A cell of
-a table has a median. Behind those of the first measure stands the ratio to the first way within a
-turn, as a median of the turns. An aim that was missed stays here as missed.
+a table has a median. Behind those of the first measure, unless it is a count, stands the ratio to
+the first way within a turn, as a median of the turns. An aim that was missed stays here as missed.
 """
 
 
@@ -106,7 +106,8 @@ def _figure(runs: Sequence[float] | None, base: Sequence[float] | None) -> str:
     if not runs:
         return "-"
     middle = f"{statistics.median(runs):.4g}"
-    if not base or len(base) != len(runs) or min(base) <= 0:
+    is_count = all(isinstance(value, int) for value in runs)
+    if not base or len(base) != len(runs) or min(base) <= 0 or is_count:
         return middle
     ratio = statistics.median(one / below for one, below in zip(runs, base, strict=True))
     return f"{middle} ({ratio:.2f})"

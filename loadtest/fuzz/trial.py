@@ -1,8 +1,8 @@
 """A trial of random cases against the real engines, links, router and HTTP routes, each repeatable.
 
 It runs in this process, with a tiny random pair that it writes itself; no cluster and no GPU. The
-parts share the time. Each failure is printed with the command that runs exactly its case. What does
-not hold is a wrong answer, something still held, or memory that grows beyond its limit.
+parts share the time. Each failure is printed with the command that runs exactly its case. Failures
+are wrong answers, something still held, and memory that grows beyond its limit.
 """
 
 from __future__ import annotations

@@ -23,7 +23,13 @@ import yaml
 
 from loadtest.report.machine import ROOT
 from loadtest.service.node import RayNode
-from loadtest.service.served import Config, free_port, private_environment, section
+from loadtest.service.served import (
+    Config,
+    ended_in_order,
+    free_port,
+    private_environment,
+    section,
+)
 
 ROLE = "outrider/role"
 DEPLOY_TIMEOUT_S = 60.0
@@ -61,6 +67,7 @@ class PrivateCluster:
         options: dict[str, object] = {
             "head": None,
             "port": self._gcs_port,
+            "ray-client-server-port": free_port(),  # else it shares another Ray's
             "include-dashboard": has_dashboard,
         }
         if has_dashboard:
@@ -89,7 +96,7 @@ class PrivateCluster:
         own: dict[str, object] = {
             "num-cpus": role.num_cpus,
             "num-gpus": role.num_gpus,
-            "dashboard-agent-listen-port": free_port(),
+            "dashboard-agent-listen-port": 0,
         }
         if role.name:
             own["labels"] = f"{ROLE}={role.name}"
@@ -141,9 +148,11 @@ class PrivateCluster:
             time.sleep(0.5)
 
     def close(self) -> None:
-        """End every node, the head last."""
-        while self._nodes:
-            self._nodes.pop().close()
+        """End every node, the head last, also where one does not end."""
+        with contextlib.ExitStack() as stack:
+            for node in self._nodes:
+                stack.callback(node.close)
+            self._nodes.clear()
 
 
 @contextlib.contextmanager
@@ -161,7 +170,8 @@ def private_cluster(
     given = os.environ.get("PYTHONPATH", "")  # an engine that is installed beside the others
     path = os.pathsep.join(filter(None, [*map(str, (ROOT, *also_importable)), given]))
     try:
-        with _environment({**private_environment(folder), "PYTHONPATH": path}):
+        environment = {**private_environment(folder), "PYTHONPATH": path}
+        with ended_in_order(), _environment(environment):
             cluster = PrivateCluster(folder, head, has_dashboard=has_dashboard)
             try:
                 yield cluster

@@ -1,30 +1,32 @@
-"""A Ray node of its own process group, started by `ray start` and without a fork of this process.
+"""A Ray node in a session of its own, started by `ray start` without a fork of this process.
 
-Ray's own ways to start a node from Python (`ray.init`, its `Cluster`) run a function in the child,
-so Python forks. gRPC's threads, which a process has that was connected to a Ray before, may end
-such a child: the node is waited for and never comes.
+`ray.init` and Ray's `Cluster` run a function in each process that they start. So Python forks. A
+process that was connected to a Ray before has threads of gRPC, which may end such a child. The node
+is then waited for and never comes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import psutil
 
 _START_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 30.0
 _STARTED = "Ray runtime started."
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
+_APART = ("setpriv", "--pdeathsig", "KILL")  # it ends with this process, however that ends
 _COMMON = {
-    "node-ip-address": "127.0.0.1",
     "object-store-memory": _OBJECT_STORE_BYTES,
     "min-worker-port": 0,  # the range by default is one for all nodes of the machine
     "max-worker-port": 0,
+    "include-log-monitor": False,
     "disable-usage-stats": None,
     "block": None,
 }
@@ -49,7 +51,7 @@ class RayNode:
         self._log_path = log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(Path(sys.executable).with_name("ray")), "start", *words],
+                [*_APART, str(Path(sys.executable).with_name("ray")), "start", *words],
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -62,10 +64,28 @@ class RayNode:
             raise
 
     def close(self) -> None:
-        """Kill the node and all that runs on it, as a machine that loses its power."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill the node and all that runs on it, as a machine that loses its power.
+
+        Raises:
+            TimeoutError: something of it still lives after `_END_TIMEOUT_S`.
+        """
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while living := list(self._living()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(living)} processes of a node outlive it: {living[0]}")
+            for process in living:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.02)
         self._process.wait(_END_TIMEOUT_S)
+
+    def _living(self) -> Iterator[psutil.Process]:
+        """Yield what lives of the node. Workers have groups of their own, in its session."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                is_ours = os.getsid(process.pid) == self._process.pid
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
 
     def _wait_started(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

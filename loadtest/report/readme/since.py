@@ -18,10 +18,6 @@ def _of_the_demo(name: str) -> bool:
     return not any(other in name for other in ("smollm2", "349m", "kinds"))
 
 
-def _of_speed(name: str) -> bool:
-    return name != "clients"
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change that figures may depend on.
@@ -44,7 +40,7 @@ CHANGES = (
     Change("2026-11-24", "the planner by whole rounds"),
     Change("2026-11-25", "heads, trees, draft swaps and look-aheads"),
     Change("2026-11-26", "the planner with probes of one round"),
-    Change("2026-11-28", "the planner by whole texts", _of_speed),
+    Change("2026-11-28", "the planner by whole texts"),
 )
 
 

@@ -28,7 +28,7 @@ def test_a_slice_holds(tmp_path: Path) -> None:
     found = json.loads(output.read_text())
     *parameters, schemas = found["samples"]
     assert [row["way"] for row in parameters] == ["top_p", "logprobs", "n"]
-    for row, event in zip(parameters, found["events"], strict=False):
+    for row, event in zip(parameters, found["events"][:-1], strict=True):
         assert row["runs"]["same"] == [len(CONSTRAINTS) * 2]
         assert row["runs"]["differs"] == [0]
         drafted = {cell["constraint"]: cell["num_drafted"] for cell in event["cells"]}

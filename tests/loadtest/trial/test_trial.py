@@ -146,6 +146,7 @@ def test_terms_are_read_as_their_usual_values_are() -> None:
     [
         ("faults --url http://x", "--url: given 1 times, this trial asks at most 0"),
         ("faults --repeats 3", "--repeats: a trial has no such option"),
+        ("matrix --threads 4", "--threads: a trial has no such option"),
         ("forced --set loud=3", "--set: an experiment has no such option"),
     ],
 )
@@ -161,6 +162,8 @@ def test_options_of_the_other_kind_are_refused(
 def test_every_trial_has_a_smallest_form_of_its_own_terms(name: str) -> None:
     one = TRIALS[name]
     assert one.quick.keys() <= one.terms.keys()
+    for terms in (one.terms, {**one.terms, **one.quick}):
+        assert all(set(terms[name]) <= set(known) for name, known in one.choices.items())
     assert one.claims_of([], Terms(**one.terms)) == []
 
 
