@@ -36,14 +36,8 @@ from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
 from loadtest.trial.command import choose
 
-_OF_TRIALS: dict[str, Any] = {
-    "config": None,
-    "set": [],
-}  # options that no experiment has, and unused
-_OF_BOTH = {
-    *("name", "list", "page", "summary", "quick", "output", "url"),
-    *_OF_TRIALS,
-}
+_OF_TRIALS: dict[str, Any] = {"config": None, "set": []}  # that no experiment has, and unused
+_OF_BOTH = {"name", "list", "page", "summary", "quick", "output", "url", *_OF_TRIALS}
 _USUAL = {"threads": 2, "device": "cpu", "dtype": "bfloat16"}  # of models; no trial takes them
 
 
@@ -54,7 +48,6 @@ class Chosen(Protocol):
         question: in words.
         base: the way that others are compared with in the table; "": none is.
         settings: what the options say, for the record.
-        refusal: the error of `run` that says how an option is wrong.
     """
 
     @property
@@ -65,9 +58,6 @@ class Chosen(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]: ...
-
-    @property
-    def refusal(self) -> type[Exception]: ...
 
     def run(self, keep: Callable[[Result], None]) -> Result:
         """Run it; `keep` gets the result so far."""
@@ -91,7 +81,6 @@ class ChosenExperiment:
     openers: Mapping[str, Opener]
     known: Result | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    refusal: type[Exception] = ValueError
 
     @property
     def question(self) -> str:
@@ -144,12 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("an experiment is needed, or a trial; --list names them")
     try:
         chosen = _chosen(arguments)
-    except ValueError as error:
-        parser.error(str(error))
-    keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
-    try:
+        keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
         result = chosen.run(keep)
-    except chosen.refusal as error:
+    except ValueError as error:
         parser.error(str(error))
     return _reported(chosen, result, arguments.output, keep)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from loadtest.matrix.parameters import PARAMETERS, run_parameter
 from loadtest.matrix.schemas import run_schemas
@@ -23,6 +24,7 @@ from loadtest.trial.scene import Event, Scene
 from loadtest.trial.trial import Trial
 
 _SCHEMAS = "schemas"
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,17 @@ class _Asked(Event):
     stage: str = "process"
     workload: str = "parameters"
 
+    def ask(self, asked: Coroutine[Any, Any, _Found]) -> _Found:
+        """Ask, and return what was found.
+
+        Raises:
+            RuntimeError: an answer cannot be read. A `ValueError` would be said of the options.
+        """
+        try:
+            return self.runner.run(asked)
+        except ValueError as error:
+            raise RuntimeError(f"an answer cannot be read: {error}") from error
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter(_Asked):
@@ -41,7 +54,7 @@ class Parameter(_Asked):
 
     def happen(self, scene: Scene) -> Mapping[str, float]:
         """See `Event`."""
-        cells = self.runner.run(run_parameter(self.client, self.way, scene.terms.seed))
+        cells = self.ask(run_parameter(self.client, self.way, scene.terms.seed))
         scene.notes["cells"] = [dataclasses.asdict(cell) for cell in cells]
         scene.problems += [
             f"{cell.constraint}, {'streamed' if cell.is_stream else 'whole'}: {cell.detail}"
@@ -66,7 +79,7 @@ class Schemas(_Asked):
     def happen(self, scene: Scene) -> Mapping[str, float]:
         """See `Event`."""
         terms = scene.terms
-        counts = self.runner.run(
+        counts = self.ask(
             run_schemas(
                 self.client,
                 num_schemas=terms.schemas,

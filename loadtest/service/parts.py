@@ -52,10 +52,6 @@ _SPARE_LIMIT_S = 300.0
 _POLL_S = 0.2
 
 
-class NoSuchKind(ValueError):
-    """A service has no process of a kind that was named."""
-
-
 class Watched(Protocol):
     """A service on this machine that can be looked into: `Served`, `PrivateCluster`."""
 
@@ -276,12 +272,12 @@ class FaultService:
         """Check that there is a process of each kind.
 
         Raises:
-            NoSuchKind: there is none.
+            ValueError: there is none.
         """
         parts = self.parts()
         for kind in kinds:
             if not parts[kind]:
-                raise NoSuchKind(f"--set: kinds: this config has no {kind} process")
+                raise ValueError(f"--set: kinds: this config has no {kind} process")
 
 
 def unhealthy() -> str:

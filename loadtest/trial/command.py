@@ -9,7 +9,6 @@ from typing import Any
 
 from loadtest.frame.claims import Claim
 from loadtest.frame.experiment import Result
-from loadtest.service.parts import NoSuchKind
 from loadtest.trial.scene import Scene, Terms
 from loadtest.trial.trial import Trial
 
@@ -29,7 +28,6 @@ class ChosenTrial:
     settings: Mapping[str, Any]
     config: Path | None = None
     urls: Sequence[str] = ()
-    refusal: type[Exception] = NoSuchKind  # other errors are of what is tried
 
     @property
     def question(self) -> str:
