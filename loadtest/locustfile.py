@@ -356,9 +356,10 @@ def _rows(environment: Environment) -> Iterator[dict[str, Any]]:
     entries = {entry.name: entry for entry in environment.stats.entries.values()}
     k = _options(environment).k
     for kind, said in drafts.content()["kinds"].items():
-        medians = {
+        medians = {  # an answer of one token has no time between tokens
             measure: entries[f"{kind}: {name}"].median_response_time
             for measure, name in _MEASURES.items()
+            if f"{kind}: {name}" in entries
         }
         counts = {"asked": entries[kind].num_requests, "failed": entries[kind].num_failures}
         drafted = {name: said[name] for name in ("k", "acceptance", "draft_model_share")}

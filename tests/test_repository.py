@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 42_100,
     "router": 9_510,
     "deployments": 25_120,
-    "loadtest": 30_230,
+    "loadtest": 30_280,
     "tests": 76_060,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing

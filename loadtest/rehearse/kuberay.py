@@ -26,6 +26,7 @@ from loadtest.rehearse.substitutions import object_store, substituted_config
 _GCS_PORT, _DASHBOARD_PORT, _AGENT_PORT, _HTTP_PORT = 6379, 8265, 52365, 8000
 _LOOK_S = 1.0  # between two rounds of the operator
 _ASK_LIMIT_S = 10.0
+_BEGIN_LIMIT_S = 60.0  # of a changed config, until Serve deploys it
 _END_LIMIT_S = 30.0  # of pods that are killed
 _GCS_RECONNECT_S = "600"  # of workers, where the head's state outlives it
 _COMMON = {  # that KubeRay gives to pods of a RayService
@@ -114,13 +115,19 @@ class PodCluster:
     def change(self, key: str, value: Any) -> None:
         """Apply the manifests with another value in the Serve config: KubeRay submits it anew.
 
+        Serve looks whole as it was for a moment yet. So this waits until it has begun.
+
         Raises:
             ValueError: the config has no such place.
+            TimeoutError: Serve did not begin within a limit.
         """
         if not applications_of(self.manifests.serve_config).change(key, value):
             raise ValueError(f"{key} is no key of args, and no option of a deployment")
         self.changes[key] = value
-        self._submit()
+        before = self._deployed_at()
+        wait_until(self._submit, _BEGIN_LIMIT_S)
+        wait_until(lambda: self._deployed_at() not in ({}, before), _BEGIN_LIMIT_S)
+        self.forget()
 
     def forget(self) -> None:
         """Drop what Serve said so far, so that only what it says from now on counts."""
@@ -240,13 +247,22 @@ class PodCluster:
     def _is_head_up(self) -> bool:
         return any(pod.is_running for pod in self.of(HEAD)) and self._ask("GET") is not None
 
-    def _submit(self) -> None:
-        """Give the config to Serve; not again while it is the same, whatever becomes of it."""
+    def _submit(self) -> bool:
+        """Give the config to Serve; return whether it took it.
+
+        It is not given again while it is the same, whatever becomes of it.
+        """
         config = substituted_config(self.manifests.serve_config)
         for key, value in self.changes.items():
             applications_of(config).change(key, value)
-        if self._ask("PUT", config) is not None:
-            self.num_submitted += 1
+        is_taken = self._ask("PUT", config) is not None
+        self.num_submitted += is_taken
+        return is_taken
+
+    def _deployed_at(self) -> dict[str, float]:
+        """Return when each application was deployed last; none if Serve does not answer."""
+        apps = (self._ask("GET") or {}).get("applications", {})
+        return {name: app["last_deployed_time_s"] for name, app in apps.items()}
 
     def _look(self) -> None:
         answer = self._ask("GET")

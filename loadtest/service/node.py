@@ -7,15 +7,14 @@ is then waited for and never comes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
+from loadtest.service.sessions import kill_session
 
 _START_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 30.0
@@ -69,23 +68,7 @@ class RayNode:
         Raises:
             TimeoutError: something of it still lives after `_END_TIMEOUT_S`.
         """
-        deadline = time.monotonic() + _END_TIMEOUT_S
-        while living := list(self._living()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(living)} processes of a node outlive it: {living[0]}")
-            for process in living:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            time.sleep(0.02)
-        self._process.wait(_END_TIMEOUT_S)
-
-    def _living(self) -> Iterator[psutil.Process]:
-        """Yield what lives of the node. Workers have groups of their own, in its session."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):
-                is_ours = os.getsid(process.pid) == self._process.pid
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process
+        kill_session(self._process, _END_TIMEOUT_S)
 
     def _wait_started(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

@@ -1,6 +1,6 @@
-"""`serve run` of a config file as a user starts it, but private: own Ray, own port, own group.
+"""`serve run` of a config file as a user starts it, but private: own Ray, own port, own session.
 
-A service started here is ended here, as a whole process group. No other process on the machine is
+A service started here is ended here, as a whole session. No other process on the machine is
 touched. The config file is the given one apart from the HTTP port and what `change` does to it.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ import yaml
 from deployments.config.applications import applications_of
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import gcs_address
+from loadtest.service.sessions import kill_session
 
 # The pods have the same (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
 POD_ENVIRONMENT = {  # of k8s/base; the last two so that a refusal is said
@@ -41,6 +43,8 @@ READY_TIMEOUT_S = 180.0
 # that Python forks, and gRPC's threads in this process may end such a child.
 _TAKES_INTERRUPTS = ("env", "--default-signal=INT")
 STOP_TIMEOUT_S = 60.0
+_PORTS = range(20_000, 32_000)  # above those of Ray's workers, below those that Linux gives
+_MOST_TRIES = 100
 
 Config = dict[str, Any]
 
@@ -183,10 +187,18 @@ def options(config: Config, deployment: str) -> Config:
 
 
 def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that was free a moment ago, and that nobody is given who asks for any.
+
+    Ray's own servers and all connections are given some, and a service binds its own much later.
+
+    Raises:
+        OSError: none is free.
+    """
+    for port in random.SystemRandom().sample(_PORTS, _MOST_TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"none of {_MOST_TRIES} ports from {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
 def _write_config(
@@ -228,11 +240,9 @@ def _wait_ready(service: Served) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever is left of the service's own process group and tree."""
+    """Stop the service as a user does, then kill what is left of its session."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(STOP_TIMEOUT_S)
+    kill_session(process, STOP_TIMEOUT_S)
