@@ -186,8 +186,8 @@ class _Connection:
         if self._socket.closed:
             return
         for frame in self._codec.encode(outbox):
-            if not self._link.send([frame]):
-                logger.warning("dropped a frame to %s: send queue full", self.endpoint.address)
+            if why := self._link.send([frame]):
+                logger.warning("dropped a frame to %s: %s", self.endpoint.address, why)
 
     def _receive(self, parts: list[bytes]) -> None:
         for frame in parts:

@@ -41,15 +41,17 @@ class LoopSocket:
         self._loop.add_reader(self._fd, self._receive)
         self._look_soon()  # what came before was signalled already
 
-    def send(self, parts: Sequence[bytes]) -> bool:
-        """Send a message without waiting; return False if it is lost, as where a queue is full."""
+    def send(self, parts: Sequence[bytes]) -> str:
+        """Send a message without waiting; return why it is lost, "" if it is not."""
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
+        except zmq.Again:
+            return "send queue full"
+        except zmq.ZMQError as error:
+            return str(error)
         finally:
             self._look_soon()
-        return True
+        return ""
 
     def close(self) -> None:
         """Receive no more. Idempotent."""

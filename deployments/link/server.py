@@ -204,5 +204,5 @@ class AsyncLinkServer(_Bound[Request]):
             return
         for peer, messages in group_by_peer(outbox).items():
             for frame in self._codec.encode(messages):
-                if not self._served.send([peer, frame]):
-                    logger.warning("dropped up to %d replies: send queue full", len(messages))
+                if why := self._served.send([peer, frame]):
+                    logger.warning("dropped up to %d replies: %s", len(messages), why)

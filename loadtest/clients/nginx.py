@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from loadtest.clients.processes import path_of
+from loadtest.service.served import free_port
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
@@ -59,7 +60,7 @@ def nginx_before(url: str, folder: Path, directives: str = "") -> Iterator[str]:
         NotHere: it is not installed.
         RuntimeError: it does not listen; with its log.
     """
-    program, port = path_of("nginx"), _free_port()
+    program, port = path_of("nginx"), free_port()
     parts = urlsplit(url)
     config = folder / "nginx.conf"
     temporary = " ".join(f"{name}_temp_path {folder}/{name};" for name in _TEMPORARY)
@@ -83,12 +84,6 @@ def nginx_before(url: str, folder: Path, directives: str = "") -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(_STOP_TIMEOUT_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_listening(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:

@@ -7,6 +7,7 @@ touched. The config file is the given one apart from the HTTP port and what `cha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -43,7 +44,11 @@ READY_TIMEOUT_S = 180.0
 # that Python forks, and gRPC's threads in this process may end such a child.
 _TAKES_INTERRUPTS = ("env", "--default-signal=INT")
 STOP_TIMEOUT_S = 60.0
-_PORTS = range(20_000, 32_000)  # above those of Ray's workers, below those that Linux gives
+# Above those of Ray's workers, below those that Linux gives, in an order of this process's own.
+_FIRST_PORT, _END_OF_PORTS = 20_000, 32_000
+_PORTS = itertools.cycle(
+    random.SystemRandom().sample(range(_FIRST_PORT, _END_OF_PORTS), _END_OF_PORTS - _FIRST_PORT)
+)
 _MOST_TRIES = 100
 
 Config = dict[str, Any]
@@ -190,15 +195,16 @@ def free_port() -> int:
     """Return a TCP port that was free a moment ago, and that nobody is given who asks for any.
 
     Ray's own servers and all connections are given some, and a service binds its own much later.
+    Calls give others, until all were given.
 
     Raises:
         OSError: none is free.
     """
-    for port in random.SystemRandom().sample(_PORTS, _MOST_TRIES):
+    for port in itertools.islice(_PORTS, _MOST_TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise OSError(f"none of {_MOST_TRIES} ports from {_PORTS[0]} to {_PORTS[-1]} is free")
+    raise OSError(f"none of {_MOST_TRIES} ports from {_FIRST_PORT} to {_END_OF_PORTS} is free")
 
 
 def _write_config(

@@ -83,7 +83,7 @@ async def test_a_send_does_not_hide_a_frame_that_came(pair: Pair) -> None:
     await asyncio.sleep(0.1)  # connected, and all signals of that are taken
     there.send(b"came")
     wait_signalled(here)
-    assert socket.send([b"went"])
+    assert socket.send([b"went"]) == ""
     await until(done)
     socket.close()
     assert taken == [b"came"]
@@ -101,7 +101,7 @@ async def test_the_loop_has_its_turn_between_many_frames(pair: Pair) -> None:
     def take(parts: list[bytes]) -> None:
         nonlocal num_taken
         num_taken += 1
-        assert sockets[0].send(parts)
+        assert sockets[0].send(parts) == ""
 
     sockets.append(LoopSocket(here, take, fail))
     most, before = 0, 0
@@ -137,7 +137,7 @@ async def test_a_full_queue_loses_the_frame_and_says_so() -> None:
     with context.socket(zmq.DEALER) as alone:  # nobody is connected
         alone.linger = 0
         socket = LoopSocket(alone, lambda parts: None, fail)
-        assert not socket.send([b"lost"])
+        assert socket.send([b"lost"]) == "send queue full"
         socket.close()
     context.term()
 
