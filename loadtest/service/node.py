@@ -20,7 +20,9 @@ _START_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 30.0
 _STARTED = "Ray runtime started."
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
-_APART = ("setpriv", "--pdeathsig", "KILL")  # it ends with this process, however that ends
+# It ends with this process, however that ends. In order: agents of a node that was killed would
+# try for a minute to tell the GCS so, which is gone as well.
+_APART = ("setpriv", "--pdeathsig", "TERM")
 _COMMON = {
     "object-store-memory": _OBJECT_STORE_BYTES,
     "min-worker-port": 0,  # the range by default is one for all nodes of the machine
