@@ -44,6 +44,7 @@ LIVE_KEYS: dict[str, frozenset[str]] = {
             "body_limit_bytes",
             "max_sessions",
             "max_queued_sessions",
+            "reserved_sessions",
             "speculation",
             "timeouts",
         }

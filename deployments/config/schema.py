@@ -200,6 +200,12 @@ class RouterConfig(Section):
     max_queued_sessions: PositiveInt = Field(
         default=128, description="sessions that wait beyond that; further ones get 429"
     )
+    reserved_sessions: int = Field(
+        default=0,
+        ge=0,
+        description="of max_sessions, those that no client with half of all gets, so that others "
+        "need not wait for it; at most a half, and only with api_keys_file",
+    )
     prefix_aware_leases: bool = Field(
         default=True,
         description="conversations that begin alike prefer the replica that may hold their KV, "
@@ -222,6 +228,21 @@ class RouterConfig(Section):
     timeouts: SessionLimits = Field(
         default_factory=SessionLimits, description="every wait of a session, in seconds"
     )
+
+    @model_validator(mode="after")
+    def _check_reserved(self) -> Self:
+        most = self.max_sessions // 2
+        if self.reserved_sessions > most:
+            raise ValueError(
+                f"reserved_sessions: at most {most}, half of max_sessions, "
+                f"got {self.reserved_sessions}"
+            )
+        if self.reserved_sessions and not self.api_keys_file:
+            raise ValueError(
+                f"reserved_sessions: must be 0 without api_keys_file, which tells clients apart, "
+                f"got {self.reserved_sessions}"
+            )
+        return self
 
     @field_validator("tool_call_parser")
     @classmethod

@@ -1,7 +1,8 @@
 """Limits how many sessions a router runs at once, how many may wait, and for how long.
 
 Clients take turns: a free place goes to the next client that waits. Within a client whoever came
-first has it. A client at its own limit keeps nobody else waiting. A request without room is refused
+first has it. A client at its own limit keeps nobody else waiting. Nor does one that has half of all
+places: it leaves the last `reserved` ones to others. A request without room is refused
 at once with `Overloaded`. So a client or a load balancer can try elsewhere. In a full queue the
 client with the most requests loses its newest to a newcomer of another client.
 
@@ -40,6 +41,7 @@ class AdmissionControl:
         max_sessions: sessions that run at once.
         max_queued: sessions that may wait.
         queue_wait_s: seconds one may wait.
+        reserved: places that a client does not get while it has half of all.
         clock: seconds, monotonic.
         on_load: called with how many run and wait, whenever that changes.
     """
@@ -50,12 +52,14 @@ class AdmissionControl:
         max_sessions: int,
         max_queued: int,
         queue_wait_s: float,
+        reserved: int = 0,
         on_load: Callable[[int, int], None] = lambda num_running, num_waiting: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_sessions = max_sessions
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
+        self._reserved = reserved
         self._on_load = on_load
         self._clock = clock
         self._session_s: float | None = None  # moving mean of how long sessions run
@@ -105,18 +109,26 @@ class AdmissionControl:
                 retry_after_s=wait_s,
             )
 
-    def set_limits(self, *, max_sessions: int, max_queued: int, queue_wait_s: float) -> None:
+    def set_limits(
+        self, *, max_sessions: int, max_queued: int, queue_wait_s: float, reserved: int = 0
+    ) -> None:
         """Apply other limits from now on. Sessions that run or wait go on, also beyond them."""
         self._max_sessions = max_sessions
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
+        self._reserved = reserved
         self._serve_waiting()
 
     # --- places -------------------------------------------------------------------------------
 
     def _has_room(self, tenant: Tenant) -> bool:
         """Return whether the client may have a place now; whoever waits could not have it."""
-        return self.num_running < self._max_sessions and not self._is_at_its_limit(tenant)
+        num_free = self._max_sessions - self.num_running
+        return num_free > self._left_to_others(tenant) and not self._is_at_its_limit(tenant)
+
+    def _left_to_others(self, tenant: Tenant) -> int:
+        has_half = 2 * self._running[tenant.name] >= self._max_sessions
+        return self._reserved if has_half else 0
 
     def _is_at_its_limit(self, tenant: Tenant) -> bool:
         limit = tenant.max_sessions

@@ -146,6 +146,7 @@ class RouterService:
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
             queue_wait_s=config.timeouts.queue_wait_s,
+            reserved=config.reserved_sessions,
             on_load=self.metrics.set_load,
         )
         self._charges, self._quarantine = Charges(meters), Quarantine()
@@ -221,6 +222,7 @@ class RouterService:
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
             queue_wait_s=config.timeouts.queue_wait_s,
+            reserved=config.reserved_sessions,
         )
 
 

@@ -77,6 +77,10 @@ CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "
             {"target": {"model_path": "x"}, "draft": {"model_path": "x", "spare": True}},
             "draft.spare: only a target has one",
         ),
+        (
+            {"router": {"max_sessions": 5, "reserved_sessions": 3}},
+            "router: .*reserved_sessions: at most 2, half of max_sessions, got 3",
+        ),
         ({"target": CROWDED}, "gpu_memory_utilization must be at most 0.5 with a spare, .* 0.9"),
     ],
     ids=[
@@ -99,6 +103,7 @@ CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "
         "quantization-of-gpus",
         "quantization-of-cpus",
         "spare-of-a-draft",
+        "reserved",
         "spare-gpu",
     ],
 )

@@ -64,6 +64,7 @@ def test_without_it_args_hold(nothing: object) -> None:
             {"speculation": {"disable_by_batch_size": -1}},
             r"disable_by_batch_size: .* greater than or equal to 0 \(got -1\)",
         ),
+        ({"reserved_sessions": 1}, "reserved_sessions: must be 0 without api_keys_file"),
         ({"max_sessions": 200}, "200 and max_queued_sessions 128 are 328 together, at most 276"),
     ],
 )

@@ -306,6 +306,24 @@ async def test_a_client_at_its_limit_waits_alone():
     await places.end_all()
 
 
+async def test_who_has_half_leaves_the_last_places_to_others():
+    places = Places(max_sessions=6, reserved=2)
+    await places.come(GREEDY, 8)
+    assert (places.door.num_running, places.door.num_queued) == (4, 4)
+    await places.come(MODEST, 2)
+    assert places.begun == ["greedy"] * 4 + ["modest"] * 2
+    await places.end(4)
+    assert places.door.num_running == 5  # a place is free, and kept for others
+    await places.end(0)
+    assert places.begun[6:] == []  # two are free now, and both are kept
+    await places.end(1)
+    assert places.begun[6:] == ["greedy"]  # with less than half it may have any
+    places.door.set_limits(max_sessions=6, max_queued=10, queue_wait_s=5.0)
+    await settle()
+    assert places.begun[6:] == ["greedy"] * 3
+    await places.end_all()
+
+
 async def test_a_full_queue_is_shared():
     places = Places(max_sessions=1, max_queued=3)
     [_, *waiting] = await places.come(GREEDY, 4)
