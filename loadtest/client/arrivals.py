@@ -77,6 +77,8 @@ async def send(
     askings: Iterator[Asking],
     known: MutableMapping[str, Answer] | None,
     began_s: float,
+    *,
+    api_key: str = "",
 ) -> list[Sent]:
     """Send requests at their times since `began_s`, and wait for all answers.
 
@@ -86,12 +88,13 @@ async def send(
         askings: the requests.
         known: see `LoadClient`.
         began_s: by `time.perf_counter`.
+        api_key: see `open_client`.
     """
 
     async def one(client: LoadClient, asking: Asking, due_s: float) -> Sent:
         return Sent(due_s, await client.ask(asking))
 
-    async with LoadClient(base_url, known) as client:
+    async with LoadClient(base_url, known, api_key=api_key) as client:
         tasks = []
         for at_s in due:
             await asyncio.sleep(max(0.0, began_s + at_s - time.perf_counter()))
@@ -140,9 +143,9 @@ def measure(sent: Sequence[Sent], began_s: float, timing: Timing) -> dict[str, f
 
 
 def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50 and p99 as figures; none of no values."""
+    """Return p50, p95 and p99 as figures; none of no values."""
     return {
         f"{name}_{label}_s": float(np.quantile(seconds, share))
-        for label, share in (("p50", 0.5), ("p99", 0.99))
+        for label, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
         if seconds
     }

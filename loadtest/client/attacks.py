@@ -65,10 +65,19 @@ class Attackers:
         base_url: of the service.
         waves: what they send.
         relentless: begin again when all are answered; else each is sent once.
+        api_key: see `open_client`.
     """
 
-    def __init__(self, base_url: str, waves: Sequence[Wave], *, relentless: bool = False) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        waves: Sequence[Wave],
+        *,
+        relentless: bool = False,
+        api_key: str = "",
+    ) -> None:
         self._base_url = base_url
+        self._api_key = api_key
         self._waves = waves
         self._relentless = relentless
         self._thread = LoadThread("attackers", self._run, end_limit_s=TIMEOUT_S + 30)
@@ -85,7 +94,9 @@ class Attackers:
         self._thread.stop()
 
     async def _run(self) -> None:
-        async with open_client(self._base_url, timeout_s=TIMEOUT_S) as client:
+        async with open_client(
+            self._base_url, api_key=self._api_key, timeout_s=TIMEOUT_S
+        ) as client:
             clients = []
             for wave in self._waves:
                 # Shared: its clients send different ones.
@@ -135,6 +146,20 @@ def large_bodies(model: str, num_bytes: int) -> list[Attack]:
         ),
         _attack("1 MB of empty messages", _CHAT, {**chat, "messages": tiny * (room // 36)}),
         _attack("1 MB of half special tokens", _CHAT, {**chat, "messages": [_user(special)]}),
+    ]
+
+
+def long_answers(model: str, number: int, max_tokens: int) -> list[Attack]:
+    """Return so many different requests for a long answer, whole: they cost their reader little."""
+    body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "ignore_eos": True}
+    return [
+        _attack(
+            "a long answer",
+            _CHAT,
+            {**body, "seed": seed, "messages": [_user(f"Write a long story, number {seed}.")]},
+            served=True,
+        )
+        for seed in range(number)
     ]
 
 

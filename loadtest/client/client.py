@@ -53,11 +53,14 @@ class LoadClient:
     Args:
         base_url: of the service, without /v1.
         known: texts so far, which a request that comes again must get; None: it may get others.
+        api_key: see `open_client`.
     """
 
-    def __init__(self, base_url: str, known: MutableMapping[str, Answer] | None) -> None:
+    def __init__(
+        self, base_url: str, known: MutableMapping[str, Answer] | None, *, api_key: str = ""
+    ) -> None:
         self._known = known
-        self._client = open_client(base_url)
+        self._client = open_client(base_url, api_key=api_key)
 
     async def __aenter__(self) -> LoadClient:
         return self

@@ -234,12 +234,15 @@ LOAD_TERMS: Mapping[str, Any] = {
 }
 
 
-def workload_of(terms: SimpleNamespace, config: Mapping[str, Any]) -> Workload:
-    """Return the requests for the model of a parsed Serve config file."""
+def workload_of(
+    terms: SimpleNamespace, config: Mapping[str, Any], *, num_distinct: int | None = NUM_DISTINCT
+) -> Workload:
+    """Return the requests for the model of a parsed Serve config file; see `Workload`."""
     return Workload(
         applications_of(config).config.router.model_name,
         terms.seed,
         max_tokens=terms.max_tokens,
         record_max_tokens=terms.record_max_tokens,
         shared_words=terms.shared_words,
+        num_distinct=num_distinct,
     )

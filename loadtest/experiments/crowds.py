@@ -183,7 +183,7 @@ SOAK = Trial(
         **LOAD_TERMS,
     },
     # A sample takes seconds on a busy machine, and each quarter needs three of them.
-    quick={"minutes": 1.5, "warm_up": 0.0, "limit": 100.0, "max_tokens": 40},
+    quick={"minutes": 1.0, "warm_up": 0.0, "limit": 100.0, "max_tokens": 40},
     place=Place(num_urls=1),
     loads=_users,
     events=lambda scene: [Hold(way="full load", seconds=60.0 * scene.terms.minutes)],

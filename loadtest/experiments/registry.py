@@ -14,18 +14,24 @@ from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import BATCHES, HEADS, KINDS, KINDS_HEADS, SPEED, TRANSFORMERS
 from loadtest.experiments.gaps import GAPS
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
-from loadtest.experiments.llama import LLAMA_349M, LLAMA_DEMO, LLAMA_HTTP, LLAMA_SMOLLM2
 from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.overhead import FIRST_TEXT, OVERHEAD
 from loadtest.experiments.passes import PASSES, QUANTIZED, QUANTIZED_PASSES
+from loadtest.experiments.peers import (
+    LLAMA_349M,
+    LLAMA_DEMO,
+    LLAMA_HTTP,
+    LLAMA_SMOLLM2,
+    VLLM,
+)
 from loadtest.experiments.rehearse import REHEARSE
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
 from loadtest.experiments.scenarios import SCENARIOS
 from loadtest.experiments.study import PARTS, STRUCTURE, STUDY
+from loadtest.experiments.tenants import TENANTS
 from loadtest.experiments.trials import FAULTS, SCALING
 from loadtest.experiments.turns import TURNS
-from loadtest.experiments.vllm import VLLM
 from loadtest.frame.experiment import Experiment
 from loadtest.frame.stages import Models, Opener
 from loadtest.fuzz.trial import FUZZ
@@ -74,6 +80,7 @@ TRIALS: dict[str, Trial] = {
     "soak": SOAK,
     "overload": OVERLOAD,
     "hostile": HOSTILE,
+    "tenants": TENANTS,
     "loop-gaps": LOOP_GAPS,
     "same": SAME,
     "fuzz": FUZZ,

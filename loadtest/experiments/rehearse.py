@@ -249,7 +249,7 @@ REHEARSE = Trial(
         "fetch_s": 30.0,  # that the models take to come
     },
     quick={
-        "events": (f"{KEY}:router.default_max_tokens=500", f"{DRAIN}:router"),
+        "events": (f"{DRAIN}:router",),
         "streams": 2,
         "fetch_s": 4.0,
     },

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,26 +104,18 @@ class PrivateCluster:
         return node
 
     def deploy(self, config: Config) -> None:
-        """`serve deploy` of a config, at this cluster's own port. Returns before it is in force.
+        """Deploy a config as `serve deploy` does, at this cluster's own port.
+
+        Returns before it is in force.
 
         Raises:
-            RuntimeError: it was refused; with what was printed.
+            RuntimeError: it was refused; with what was said.
         """
         config["http_options"] |= {"host": "127.0.0.1", "port": self._port}
-        path = self.folder / "deployed.yaml"
-        path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        serve = Path(sys.executable).with_name("serve")
-        dashboard = f"http://127.0.0.1:{self._dashboard_port}"
-        done = subprocess.run(
-            [str(serve), "deploy", "--address", dashboard, str(path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=DEPLOY_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"serve deploy: {done.stdout}{done.stderr}")
+        url = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
+        answer = httpx.put(url, json=config, timeout=DEPLOY_TIMEOUT_S)
+        if answer.status_code != httpx.codes.OK:
+            raise RuntimeError(f"serve deploy: {answer.status_code} {answer.text[:4000]}")
 
     def wait_healthy(self, limit_s: float) -> None:
         """Wait until what is deployed answers.

@@ -24,6 +24,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 INGRESS, TARGET = "Router", "Target"
+_WITHOUT_BOOKS = (INGRESS, "Monitor")
 
 EDGE_KINDS = ("proxy", "router")  # clients are connected to them
 KINDS = (  # that may be killed
@@ -149,12 +150,6 @@ class FaultService:
             namespace="faults",
         )
         try:
-            self._handles = {
-                name: serve.get_deployment_handle(name, application)
-                for application, status in serve.status().applications.items()
-                for name in status.deployments
-                if name != INGRESS
-            }
             self._note_whole()
         except BaseException:
             self._leave()  # or this process ends with that Ray
@@ -227,6 +222,10 @@ class FaultService:
 
     def _note_whole(self) -> None:
         """Take what runs now for whole, once the spares are there that targets are to have."""
+        for application, status in serve.status().applications.items():
+            for name in status.deployments:
+                if name not in (*_WITHOUT_BOOKS, *self._handles):
+                    self._handles[name] = serve.get_deployment_handle(name, application)
         _wait(self._missing_spare, _SPARE_LIMIT_S)
         self._expected = {kind: len(found) for kind, found in self.parts().items()}
 

@@ -6,19 +6,21 @@ Each waits until its consequences are over, so that its figures hold all of them
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
 from loadtest.client.answers import Answer, check_answer
-from loadtest.client.arrivals import Timing, arrivals, measure, send
+from loadtest.client.arrivals import Sent, Timing, arrivals, measure, send
 from loadtest.client.attacks import Attackers, Wave
 from loadtest.client.cases import probe_case
 from loadtest.client.http import ask_once
@@ -247,6 +249,8 @@ class Arrive(Event):
         askings: requests, taken as they are due.
         timing: of the measured time.
         known: texts so far; None: a request may have another text each time.
+        api_key: of who asks.
+        beside: what goes on meanwhile.
     """
 
     rate_per_s: float
@@ -254,6 +258,10 @@ class Arrive(Event):
     askings: Iterator[Asking]
     timing: Timing
     known: MutableMapping[str, Answer] | None
+    api_key: str = ""
+    beside: Callable[[Scene], AbstractContextManager[None]] = field(
+        default=lambda scene: contextlib.nullcontext()
+    )
     workload: str = "arrivals"
 
     def happen(self, scene: Scene) -> Mapping[str, float]:
@@ -265,9 +273,10 @@ class Arrive(Event):
         timing, num_looks = self.timing, len(scene.watch.samples)
         length_s = timing.settle_s + timing.measured_s
         due = arrivals(self.rate_per_s, length_s, random.Random(self.seed))
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        sent = asyncio.run(send(scene.base_url, due, self.askings, self.known, began_s))
-        took_s = time.perf_counter() - began_s
+        with self.beside(scene):
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            sent = asyncio.run(self._sent(scene, due, began_s))
+            took_s = time.perf_counter() - began_s
         looks = scene.watch.samples[num_looks:] or [Counter()]
         figures = measure(sent, began_s, timing)
         failed = [one.reply for one in sent if one.reply.complaint]
@@ -284,3 +293,7 @@ class Arrive(Event):
             "load_cpu_share": (time.process_time() - cpu_s) / took_s,
             **{f"peak_{name}": max(look[name] for look in looks) for name in looks[0]},
         }
+
+    async def _sent(self, scene: Scene, due: Sequence[float], began_s: float) -> list[Sent]:
+        url, key = scene.base_url, self.api_key
+        return await send(url, due, self.askings, self.known, began_s, api_key=key)

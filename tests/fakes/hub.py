@@ -105,11 +105,14 @@ def hub(
 def hub_environment(endpoint: str, home: Path, **more: str) -> dict[str, str]:
     """The environment of a process whose hub this is, with a cache of its own in `home`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF")}
+    return {**kept, **hub_variables(endpoint, home), **more}
+
+
+def hub_variables(endpoint: str, home: Path) -> dict[str, str]:
+    """The variables that make this the hub of a process, with a cache in `home`."""
     return {
-        **kept,
         "HF_ENDPOINT": endpoint,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_OFFLINE": "0",
-        **more,
     }

@@ -7,12 +7,20 @@ cluster at a time is what two cores bear; it is the longest, so it is the first.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 _NUM_PROCESSES = 2
 WITH_RAY = ("tests/integration/cluster/", "tests/integration/served/")  # all tests marked `ray`
+SERVICES = (
+    "bare_serve",
+    "production",
+    "demo",
+    "deployed",
+)  # fixtures that hold a service for many tests
+_AT_ITS_END = "demo_at_its_end"  # whoever uses this ends one
 _RAY = "ray"
 
 
@@ -33,15 +41,26 @@ def use_both(config: pytest.Config) -> None:
     option.loadscopereorder = False  # `order` knows better than the number of tests
 
 
+def fixtures(item: pytest.Item | None) -> Sequence[str]:
+    """The names of all fixtures that a test uses, also by others."""
+    return getattr(item, "fixturenames", ())
+
+
+def service_of(item: pytest.Item | None) -> list[str]:
+    """The names in `SERVICES` that a test uses."""
+    return [name for name in SERVICES if name in fixtures(item)]
+
+
 def order(items: list[pytest.Item]) -> None:
-    """Put tests with Ray first, those of one demo side by side, then modules with slow tests.
+    """Put tests with Ray first, those of one service side by side, then modules with slow tests.
 
     A long module that begins last would be waited for alone.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
 
-    def rank(item: pytest.Item) -> tuple[bool, bool, int]:
+    def rank(item: pytest.Item) -> tuple[bool, list[str], bool, int]:
         has_ray = item.nodeid.startswith(WITH_RAY)
-        return not has_ray, "demo" in getattr(item, "fixturenames", ()), -slow[item.path]
+        ends_it = _AT_ITS_END in fixtures(item)
+        return not has_ray, service_of(item), ends_it, 0 if has_ray else -slow[item.path]
 
     items.sort(key=rank)

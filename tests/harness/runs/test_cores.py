@@ -103,6 +103,34 @@ def test_a_command_may_ask_for_one_process(
     ]
 
 
+HELD = """
+@pytest.fixture
+def demo(): pass
+
+@pytest.fixture
+def deployed(): pass
+
+@pytest.fixture
+def demo_at_its_end(demo): pass
+"""
+
+
+def test_tests_of_one_service_are_side_by_side_and_who_ends_it_is_last(
+    tmp_path: Path, suite: dict[str, str]
+) -> None:
+    of_services = {
+        "conftest.py": CONFTEST + HELD,
+        "tests/integration/cluster/test_1.py": RAY
+        + "def test_1(demo): pass\ndef test_2(demo_at_its_end): pass\ndef test_3(): pass\n",
+        "tests/integration/served/test_2.py": RAY
+        + "def test_4(deployed): pass\ndef test_5(demo): pass\ndef test_6(deployed): pass\n",
+    }
+    _, told = run(tmp_path, suite | of_services, "-n", "0")
+    assert [line["test"] for line in told[:6]] == [
+        f"test_{number}" for number in (3, 1, 5, 2, 4, 6)
+    ]
+
+
 def test_all_that_starts_ray_is_in_those_folders() -> None:
     """The process that gives out tests knows their paths, not their marks."""
     marked = [

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,14 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.exceptions import RequestCancelledError
 
 from models.protocol.leases import LeaseRequest
-from tests.harness.private_serve import private_serve
+from tests.harness.held_services import HeldService
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("bare_serve"),
+]
 
 NUM_REPLICAS = 2
 WAIT_S = 60.0  # Serve itself would replace a stopped replica after 90 s here: no help from there
@@ -39,10 +43,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def handle() -> Iterator[Any]:
-    with private_serve(2, Path(__file__).parent):
-        place: Any = Place
-        yield serve.run(place.bind(), name="place", route_prefix=None)
+def handle(held: HeldService) -> Iterator[Any]:
+    held.get("bare_serve")
+    place: Any = Place
+    yield serve.run(place.bind(), name="place", route_prefix=None)
+    serve.delete("place")
 
 
 async def take(handle: Any, num_leases: int, key: str = "") -> list[int]:

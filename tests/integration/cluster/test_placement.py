@@ -8,13 +8,9 @@ a cluster takes long to start.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,85 +18,42 @@ import pytest
 import ray
 from ray.util import placement_group_table
 
-from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
 from loadtest.experiments.rolling import k_limit_is, refusal_is_reported, set_ranks
-from loadtest.report.machine import ROOT
 from loadtest.service.cluster import (
     DRAFT,
     ROLE,
-    ROUTER,
     TARGET,
-    PrivateCluster,
-    Role,
-    on_one_machine,
-    private_cluster,
 )
-from loadtest.service.parts import FaultService, actors
+from loadtest.service.parts import actors
 from loadtest.service.served import Config, options, section
 from loadtest.trial.events import Deploy
 from loadtest.trial.scene import Scene, Terms, happen
+from tests.harness.held_services import HeldService
 from tests.harness.local import DEMO, demo_tokenizer, local_service, make_request
+from tests.harness.production import (
+    CASES,
+    HEADERS,
+    KEY,
+    LIMIT_S,
+    Production,
+    check_texts,
+    wait_for,
+)
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-
-KEY = "a-key-for-tests"
-START_LIMIT_S = 300.0
-WHOLE_LIMIT_S = 240.0  # a target is four processes that import torch, on two cores
-CASES = [*free_cases(2, num_tokens=80), *constrained_cases(2, num_orders=1)]
-
-
-@dataclass
-class Running:
-    """The cluster, what runs on it, and its nodes by role, oldest first."""
-
-    cluster: PrivateCluster
-    service: FaultService
-    keys_file: Path
-    nodes: dict[str, list[Any]] = field(default_factory=dict)
-
-    def config(self) -> Config:
-        """prod.yaml as it runs here."""
-        return on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=self.keys_file)
-
-    def deploy(self, **num_replicas: int) -> None:
-        """prod.yaml with other numbers of replicas, in force."""
-        config = self.config()
-        for name, number in num_replicas.items():
-            options(config, name)["num_replicas"] = number
-        self.cluster.deploy(config)
-        self.service.wait_deployed(WHOLE_LIMIT_S)
-
-    def add(self, role: Role) -> None:
-        self.nodes[role.name].append(self.cluster.add(role))
-
-    def lose(self, role: Role) -> None:
-        """The oldest node of a role, with all that runs on it."""
-        self.cluster.remove(self.nodes[role.name].pop(0))
-
-    @cached_property
-    def load(self) -> FaultLoad:
-        """Streams with their texts, not running."""
-        load = FaultLoad(self.cluster.base_url, CASES, api_key=KEY)
-        load.prepare()
-        return load
-
-
-def write_keys(folder: Path) -> Path:
-    path = folder / "keys"
-    path.write_text(f"tests {hashlib.sha256(KEY.encode()).hexdigest()}\n", encoding="utf-8")
-    return path
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("production"),
+]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    keys_file = write_keys(tmp_path_factory.mktemp("secrets"))
-    with private_cluster() as cluster:
-        nodes = {role.name: [cluster.add(role)] for role in (ROUTER, DRAFT, TARGET)}
-        cluster.deploy(on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=keys_file))
-        cluster.wait_healthy(START_LIMIT_S)
-        with FaultService(cluster) as service:
-            yield Running(cluster, service, keys_file, nodes)
+def running(held: HeldService) -> Production:
+    cluster: Production = held.get("production")
+    cluster.make_whole()
+    return cluster
 
 
 def places() -> dict[str, Counter[str]]:
@@ -112,7 +65,7 @@ def places() -> dict[str, Counter[str]]:
     return found
 
 
-def test_every_part_is_where_its_label_says(running: Running) -> None:
+def test_every_part_is_where_its_label_says(running: Production) -> None:
     assert places() == {
         "router": Counter(router=2),
         "constraint-replica": Counter(router=2),
@@ -125,7 +78,7 @@ def test_every_part_is_where_its_label_says(running: Running) -> None:
     }
 
 
-def test_each_rank_has_a_gpu_of_its_own(running: Running) -> None:
+def test_each_rank_has_a_gpu_of_its_own(running: Production) -> None:
     groups = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
     gpus = sorted([bundle["GPU"] for bundle in g["bundles"].values()] for g in groups)
     assert gpus == [[1.0], [1.0, 1.0, 1.0, 1.0]]
@@ -153,7 +106,7 @@ async def text_of_one_process(max_tokens: int) -> str:
     return text
 
 
-async def test_a_chat_has_the_text_of_one_process(running: Running) -> None:
+async def test_a_chat_has_the_text_of_one_process(running: Production) -> None:
     body = {
         "model": "outrider-demo",
         "messages": [QUESTION],
@@ -166,17 +119,10 @@ async def test_a_chat_has_the_text_of_one_process(running: Running) -> None:
     async with httpx.AsyncClient(timeout=60) as client:
         refused = await client.post(url, json=body)
         assert refused.status_code == httpx.codes.UNAUTHORIZED
-        response = await client.post(url, json=body, headers={"authorization": f"Bearer {KEY}"})
+        response = await client.post(url, json=body, headers=HEADERS)
     answer = response.json()
     assert answer["choices"][0]["message"]["content"] == await text_of_one_process(80)
     assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit_s: float = WHOLE_LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def wait_answers(load: FaultLoad, number: int) -> None:
@@ -185,11 +131,11 @@ def wait_answers(load: FaultLoad, number: int) -> None:
     wait_for(lambda: load.num_answers >= wanted, f"{number} more answers")
 
 
-def num_steps(running: Running, name: str) -> list[float]:
+def num_steps(running: Production, name: str) -> list[float]:
     return sorted(stats["num_steps"] for stats in running.service.stats()[name])
 
 
-def all_step(running: Running, name: str, number: int) -> bool:
+def all_step(running: Production, name: str, number: int) -> bool:
     """Whether so many replicas of a deployment all computed something in the next second."""
     before = num_steps(running, name)
     time.sleep(1.0)
@@ -199,12 +145,12 @@ def all_step(running: Running, name: str, number: int) -> bool:
 
 
 @contextlib.contextmanager
-def streams(running: Running) -> Iterator[FaultLoad]:
+def streams(running: Production) -> Iterator[FaultLoad]:
     """Streams that run until the block ends; each must have kept its text then."""
     load = running.load
     load.start()
     try:
-        assert load.wait_steady(WHOLE_LIMIT_S)
+        check_texts(load)
         yield load
     finally:
         load.stop()
@@ -212,7 +158,7 @@ def streams(running: Running) -> Iterator[FaultLoad]:
 
 
 def roll(
-    running: Running, load: FaultLoad, config: Config, check: Callable[[], str] = str
+    running: Production, load: FaultLoad, config: Config, check: Callable[[], str] = str
 ) -> Scene:
     """Deploy a config under the streams; none may notice, and it must be in force."""
     scene = Scene(terms=Terms(), config=config, loads=[load], running=[load])
@@ -222,7 +168,7 @@ def roll(
     return scene
 
 
-def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running) -> None:
+def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Production) -> None:
     base_url = running.cluster.base_url
     with streams(running) as load:
 
@@ -240,7 +186,7 @@ def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running
 
 
 def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
-    running: Running,
+    running: Production,
 ) -> None:
     with streams(running) as load:
         running.lose(DRAFT)
@@ -256,7 +202,7 @@ def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
         assert all_step(running, "Target", 1)
 
 
-def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None:
+def test_two_targets_share_a_draft_and_one_may_be_lost(running: Production) -> None:
     running.add(TARGET)
     running.deploy(Target=2)
     assert places()["target-rank"] == Counter(target=8)
@@ -269,7 +215,7 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None
         wait_answers(load, len(CASES))
 
 
-def test_a_key_of_args_replaces_its_own_application_alone(running: Running) -> None:
+def test_a_key_of_args_replaces_its_own_application_alone(running: Production) -> None:
     """First a key of the router; then four ranks become one where a node is to spare.
 
     The second target that is still wanted comes and goes first, or it would while the key changes.
@@ -283,6 +229,7 @@ def test_a_key_of_args_replaces_its_own_application_alone(running: Running) -> N
         replaced: Any = roll(running, load, config).notes["replaced"]
         assert "router" in replaced
         assert not {kind for kind in replaced if kind.startswith(("target", "draft"))}
+        running.num_ranks = 1
         set_ranks(config, 1)
         options(config, "Target")["max_surge_percent"] = 100
         replaced = roll(running, load, config).notes["replaced"]
@@ -290,6 +237,6 @@ def test_a_key_of_args_replaces_its_own_application_alone(running: Running) -> N
     assert places()["target-rank"] == Counter(target=1)
     body = {"model": "outrider-demo", "messages": [QUESTION], "ignore_eos": True}
     url = f"{running.cluster.base_url}/v1/chat/completions"
-    answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    answer = httpx.post(url, json=body, headers=HEADERS, timeout=60)
     assert answer.json()["usage"]["completion_tokens"] == 7
-    assert running.service.wait_freed(WHOLE_LIMIT_S) == []
+    assert running.service.wait_freed(LIMIT_S) == []

@@ -34,10 +34,15 @@ from models.protocol.messages import (
 )
 from models.text.tokenizer import Tokenizer
 from router.ports import EngineLease
+from tests.harness.held_services import HeldService
 from tests.harness.local import DEMO
-from tests.harness.private_serve import private_serve
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("bare_serve"),
+]
 
 WAIT_S = 60.0
 PROMPT = [11, 12, 13, 14]
@@ -52,15 +57,18 @@ def model(name: str, *, spare: bool = False) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with private_serve(4):
-        for name, app in {
-            "target": bind_engine("Target", "target", model("target"), LINK),
-            "draft": bind_engine("Draft", "draft", model("draft"), LINK),
-            "constraint": bind_constraint(GrammarServiceConfig(), LINK, str(DEMO / "target")),
-        }.items():
-            serve.run(app, name=name, route_prefix=None, blocking=False)
-        yield
+def cluster(held: HeldService) -> Iterator[None]:
+    held.get("bare_serve")
+    applications = {
+        "target": bind_engine("Target", "target", model("target"), LINK),
+        "draft": bind_engine("Draft", "draft", model("draft"), LINK),
+        "constraint": bind_constraint(GrammarServiceConfig(), LINK, str(DEMO / "target")),
+    }
+    for name, app in applications.items():
+        serve.run(app, name=name, route_prefix=None, blocking=False)
+    yield
+    for name in applications:
+        serve.delete(name)
 
 
 @pytest.fixture

@@ -38,10 +38,15 @@ from models.protocol.messages import (
     Verify,
 )
 from router.ports import EngineLease
-from tests.harness.private_serve import private_serve
+from tests.harness.held_services import HeldService
 from tests.harness.runs import engines
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("bare_serve"),
+]
 
 WAIT_S = 90.0
 PROMPT = [11, 12, 13, 14]
@@ -89,11 +94,12 @@ def model(path: str, **overrides: Any) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def cluster(model_path: str) -> Iterator[None]:
-    with private_serve(4):
-        app = bind_engine("Target", "target", model(model_path), LINK)
-        serve.run(app, name="target", route_prefix=None)
-        yield
+def cluster(held: HeldService, model_path: str) -> Iterator[None]:
+    held.get("bare_serve")
+    app = bind_engine("Target", "target", model(model_path), LINK)
+    serve.run(app, name="target", route_prefix=None)
+    yield
+    serve.delete("target")
 
 
 @pytest.fixture

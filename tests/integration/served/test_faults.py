@@ -6,18 +6,28 @@ The whole of it, every kind of process twenty times over, is
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from loadtest.experiments.trials import FAULTS
 from loadtest.frame.experiment import Result
-from loadtest.service.served import Config, section
+from loadtest.service.served import Served
 from loadtest.trial.events import Strike
 from loadtest.trial.scene import Scene, Terms
 from loadtest.trial.trial import Place
+from tests.harness.held_services import HeldService
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("deployed"),
+]
 
 STRIKES = [
     Strike(way=f"{kind} {name}", kind=kind, signal=name)
@@ -30,14 +40,24 @@ STRIKES = [
 ]
 
 
-def wait_long(config: Config, terms: Terms) -> None:
-    """New requests outwait the only target on a busy machine too: each is to have its text."""
-    section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
+@dataclass(frozen=True, kw_only=True)
+class Here(Place):
+    """A service that runs for more tests than this one."""
+
+    service: Served
+
+    @contextlib.contextmanager
+    def opened(self, scene: Scene, path: Path, is_clean: Callable[[], bool]) -> Iterator[None]:
+        scene.config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        scene.service, scene.base_url = self.service, self.service.base_url
+        with self._watched(scene):
+            yield
 
 
 @pytest.fixture(scope="module")
-def found() -> Result:
-    trial = replace(FAULTS, place=Place(change=wait_long), events=lambda scene: STRIKES)
+def found(held: HeldService) -> Result:
+    service = held.get("deployed").service
+    trial = replace(FAULTS, place=Here(service=service), events=lambda scene: STRIKES)
     return trial.run(Scene(terms=Terms(**{**FAULTS.terms, "streams": 3})))
 
 

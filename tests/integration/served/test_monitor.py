@@ -4,38 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from loadtest.report.machine import ROOT
-from loadtest.service.served import Config, Served, options, served
+from tests.harness.deployed_demo import NUM_QUEUED, PREFIX, DeployedDemo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-MONITOR = {
-    "name": "monitor",
-    "route_prefix": "/monitor",
-    "import_path": "deployments.monitor:build",
-    "args": {"applications": ["outrider"]},
-}
-# Watches what is not there.
-LOST = MONITOR | {"name": "lost", "route_prefix": "/lost", "args": {"applications": ["none"]}}
-NUM_CLIENTS = 24
+NUM_CLIENTS = 8 * NUM_QUEUED
 WAIT_S = 60.0
-
-
-def _watched(config: Config) -> None:
-    """A monitor beside the service, whose queue in the proxy is full with two requests."""
-    config["applications"] += [MONITOR, LOST]
-    options(config, "Router")["max_queued_requests"] = 2
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Served]:
-    with served(ROOT / "configs" / "demo.yaml", change=_watched) as running:
-        yield running
 
 
 async def _until(client: httpx.AsyncClient, path: str, status: int) -> None:
@@ -45,19 +23,21 @@ async def _until(client: httpx.AsyncClient, path: str, status: int) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_metrics_and_health_are_served_while_the_queue_is_full(service: Served) -> None:
+async def test_metrics_and_health_are_served_while_the_queue_is_full(
+    deployed: DeployedDemo,
+) -> None:
     ended = asyncio.Event()
     statuses: Counter[int] = Counter()
 
     async def ask_on() -> None:
         while not ended.is_set():
-            statuses[(await client.get("version")).status_code] += 1
+            statuses[(await client.get(f"{PREFIX}/version")).status_code] += 1
 
-    async with httpx.AsyncClient(base_url=service.base_url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=deployed.root_url, timeout=30) as client:
         await _until(client, "monitor/health", 200)  # it may start after the service
         crowd = [asyncio.create_task(ask_on()) for _ in range(NUM_CLIENTS)]
         try:
-            await _until(client, "metrics", 429)
+            await _until(client, f"{PREFIX}/metrics", 429)
             for path in ("metrics", "health", "readyz") * 4:
                 answer = await client.get(f"monitor/{path}")
                 assert answer.status_code == 200, (path, answer.text)
@@ -75,14 +55,14 @@ async def test_metrics_and_health_are_served_while_the_queue_is_full(service: Se
         assert all('replica="' in line for line in lines)
 
 
-async def test_other_paths_of_the_monitor_are_not_there(service: Served) -> None:
-    async with httpx.AsyncClient(base_url=service.base_url, timeout=30) as client:
+async def test_other_paths_of_the_monitor_are_not_there(deployed: DeployedDemo) -> None:
+    async with httpx.AsyncClient(base_url=deployed.root_url, timeout=30) as client:
         assert (await client.get("monitor/v1/models")).status_code == 404
         assert (await client.post("monitor/metrics")).status_code == 405
 
 
-async def test_a_monitor_of_what_is_not_there_says_so(service: Served) -> None:
-    async with httpx.AsyncClient(base_url=service.base_url, timeout=30) as client:
+async def test_a_monitor_of_what_is_not_there_says_so(deployed: DeployedDemo) -> None:
+    async with httpx.AsyncClient(base_url=deployed.root_url, timeout=30) as client:
         await _until(client, "lost/metrics", 200)
         answer = await client.get("lost/readyz")
     assert answer.status_code == 503

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from loadtest.report.machine import ROOT
-from loadtest.service.served import Config, Served, served
+from loadtest.service.served import Served
 from tests.harness.browser.chromium import CONTROL, browser_page
+from tests.harness.deployed_demo import PREFIX, DeployedDemo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PREFIX = "/llm"
 
-
-def _under_prefix(config: Config) -> None:
-    config["applications"][0]["route_prefix"] = PREFIX
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Served]:
-    with served(ROOT / "configs" / "demo.yaml", change=_under_prefix) as running:
-        yield running
+@pytest.fixture
+def service(deployed: DeployedDemo) -> Served:
+    return deployed.service
 
 
 def test_the_prefix_leads_to_the_page_and_its_files(service: Served) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -10,18 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
-import ray
-import yaml
-from ray import serve
 
-from loadtest.experiments.rolling import set_ranks
-from loadtest.rehearse.kuberay import wait_until
 from loadtest.report.machine import ROOT
-from loadtest.service.cluster import ROUTER, TARGET, on_one_machine, private_cluster
-from loadtest.service.parts import leave_ray
-from loadtest.service.served import Served, options, private_environment, section, started
+from loadtest.service.served import Served, private_environment, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -83,54 +74,3 @@ def refused_twice(config: str, sentence: re.Pattern[str], folder: Path) -> tuple
     assert checked.returncode == 1
     assert checked.stderr.count("\n") == 1
     return shown, checked.stderr
-
-
-def test_serve_status_says_it_where_serve_runs_on() -> None:
-    config = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text(encoding="utf-8"))
-    config |= {"proxy_location": "Disabled", "http_options": {}}
-    with private_cluster() as cluster:
-        cluster.add(ROUTER)
-        ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="refused")
-        try:
-            cluster.deploy(config)
-            end = time.monotonic() + LIMIT_S
-            while True:
-                application = serve.status().applications.get("outrider")
-                if application is not None and application.status == "DEPLOY_FAILED":
-                    break
-                assert time.monotonic() < end, application
-                time.sleep(0.2)
-        finally:
-            leave_ray()
-    assert "cannot be served here: " in application.message
-    assert "Traceback" not in application.message
-
-
-def test_a_draft_that_cannot_be_served_holds_nothing_up() -> None:
-    """Its model is missing, and there is no node for it."""
-    config = on_one_machine(ROOT / "configs" / "prod.yaml")
-    set_ranks(config, 1)
-    section(config, "draft")["model_path"] = "models/demo/nothing"
-    for name in ("Router", "Constraint"):
-        options(config, name)["num_replicas"] = 1
-    with private_cluster() as cluster:
-        for role in (ROUTER, TARGET):
-            cluster.add(role)
-        ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="refused")
-        try:
-            cluster.deploy(config)
-            wait_until(lambda: is_healthy(cluster.base_url), LIMIT_S)
-            applications = serve.status().applications
-        finally:
-            leave_ray()
-        assert applications["draft"].status == "DEPLOY_FAILED"
-        assert "draft.model_path: no such folder" in applications["draft"].message
-        body = {"model": "outrider-demo", "messages": [QUESTION], "max_tokens": 8}
-        answer = httpx.post(f"{cluster.base_url}/v1/chat/completions", json=body, timeout=60)
-    assert answer.json()["usage"]["completion_tokens"] == 8
-
-
-def is_healthy(base_url: str) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{base_url}/health", timeout=15).status_code == httpx.codes.OK
-    return False

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from loadtest.report.machine import ROOT
 from loadtest.service.parts import FaultService
 from loadtest.service.replicas import metrics_port
-from loadtest.service.served import POD_ENVIRONMENT, Served, served
+from loadtest.service.served import Served
+from tests.harness.deployed_demo import DeployedDemo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAIT_S = 60.0
-OURS_ALONE = ("PYTHONPATH",)  # where the image has the repository
-REPORTS_S = 1.0  # Ray's default is ten
+REPORTS_S = 1.0  # of `FAST_METRICS`; Ray's default is ten
 
 
-def pod_environment() -> dict[str, str]:
-    [service] = yaml.safe_load_all((ROOT / "k8s" / "base" / "rayservice.yaml").read_text())
-    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
-    return {
-        variable["name"]: variable["value"]
-        for variable in head["containers"][0]["env"]
-        if variable["name"] not in OURS_ALONE
-    }
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Served]:
-    environment = pod_environment()
-    assert environment["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
-    assert POD_ENVIRONMENT.items() <= environment.items()
-    environment["RAY_metrics_report_interval_ms"] = f"{REPORTS_S * 1e3:g}"
-    with served(ROOT / "configs" / "demo.yaml", environment=environment) as running:
-        yield running
+@pytest.fixture
+def service(deployed: DeployedDemo) -> Served:
+    return deployed.service
 
 
 def chat(service: Served, request_id: str, **fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Experiments with llama.cpp beside ours: the same prompts, weights and threads.
+"""Experiments with llama.cpp and vLLM beside ours: the same prompts, weights and threads.
 
 Without `--llama-server` ours is measured alone. Beside engines llama.cpp is timed by its own clock,
 and beside HTTP by the client's. Run them with `--threads 1` and `--threads 2`.
@@ -15,7 +15,7 @@ from loadtest.frame.claims import Goal
 from loadtest.frame.experiment import Experiment, Workload
 from loadtest.frame.prompts import Prompt
 from loadtest.frame.ways import Way, name_of
-from loadtest.frame.workloads import chats
+from loadtest.frame.workloads import chats, demo
 from router.limits import SpeculationLimits
 
 _TASKS, _DEMO_TASKS = (Path(__file__).with_name(name) for name in ("tasks.json", "tasks_demo.json"))
@@ -167,4 +167,30 @@ LLAMA_SMOLLM2 = Experiment(
     pair="smollm2",
     tokens=64,
     **_SAME,
+)
+
+# vLLM's layers under our engine, where vLLM is installed.
+_BY_VLLM = {"engine": "vllm"}
+
+VLLM = Experiment(
+    question="what does our loop around vLLM's layers cost, next to vLLM's own and our own engine",
+    workloads={"story": demo("story")},
+    ways={
+        "vllm": Way(k=0, at="vllm", texts=""),
+        "our loop": Way(k=0, target=_BY_VLLM, texts=""),
+        "our engine": Way(k=0, texts=""),
+        # Each with the draft model, k=5: vLLM's own speculation, ours around its layers for both
+        # models, ours with our engine for the draft, and our engine for both.
+        "vllm, drafts": Way(k=5, at="vllm", texts=""),
+        "our loop, drafts": Way(k=5, target=_BY_VLLM, draft=_BY_VLLM, texts=""),
+        "our loop, own draft": Way(k=5, target=_BY_VLLM, texts=""),
+        "our engine, drafts": Way(k=5, texts=""),
+    },
+    batches=(1, 8),
+    measures=("tokens_per_s",),
+    goals=(
+        Goal(way="our loop", to="vllm", at_least=0.95),
+        Goal(way="our loop, drafts", to="vllm, drafts", at_least=0.95),
+    ),
+    repeats=5,
 )
