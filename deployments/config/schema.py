@@ -234,8 +234,8 @@ class RouterConfig(Section):
         most = self.max_sessions // 2
         if self.reserved_sessions > most:
             raise ValueError(
-                f"reserved_sessions: at most {most}, half of max_sessions, "
-                f"got {self.reserved_sessions}"
+                f"reserved_sessions: must be at most {most}, half of max_sessions, which is "
+                f"{self.max_sessions}, got {self.reserved_sessions}"
             )
         if self.reserved_sessions and not self.api_keys_file:
             raise ValueError(

@@ -110,7 +110,7 @@ class AdmissionControl:
             )
 
     def set_limits(
-        self, *, max_sessions: int, max_queued: int, queue_wait_s: float, reserved: int = 0
+        self, *, max_sessions: int, max_queued: int, queue_wait_s: float, reserved: int
     ) -> None:
         """Apply other limits from now on. Sessions that run or wait go on, also beyond them."""
         self._max_sessions = max_sessions
@@ -223,6 +223,11 @@ class AdmissionControl:
         """Say what a session waits for."""
         if self._is_at_its_limit(tenant):
             return f"{self._running[tenant.name]} sessions of {tenant.name} are running"
+        if kept := self._left_to_others(tenant):
+            return (
+                f"{self._running[tenant.name]} of {self._max_sessions} sessions are of "
+                f"{tenant.name}, the last {kept} places are kept for others"
+            )
         return f"{self.num_running} sessions are running"
 
     def _expected_wait_s(self, tenant: Tenant) -> float:

@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,8 +149,8 @@ def large_bodies(model: str, num_bytes: int) -> list[Attack]:
     ]
 
 
-def long_answers(model: str, number: int, max_tokens: int) -> list[Attack]:
-    """Return so many different requests for a long answer, whole: they cost their reader little."""
+def long_answers(model: str, numbers: Iterable[int], max_tokens: int) -> list[Attack]:
+    """Return a request for a long answer for each number, whole: it costs its reader little."""
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "ignore_eos": True}
     return [
         _attack(
@@ -159,7 +159,7 @@ def long_answers(model: str, number: int, max_tokens: int) -> list[Attack]:
             {**body, "seed": seed, "messages": [_user(f"Write a long story, number {seed}.")]},
             served=True,
         )
-        for seed in range(number)
+        for seed in numbers
     ]
 
 

@@ -25,7 +25,7 @@ from loadtest.trial.scene import Scene, Terms
 from loadtest.trial.trial import Place, Trial
 
 _MODEST, _GREEDY, _LIMITED = "modest", "greedy", "limited"
-_NUM_LONG_ANSWERS = 2000  # more than are asked for: none comes twice
+_NUM_LONG_ANSWERS = 2000  # of one event, more than are asked for: none comes twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,10 @@ class Keyed(Place):
     def opened(self, scene: Scene, path: Path, is_clean: Callable[[], bool]) -> Iterator[None]:
         """See `Place`."""
         with tempfile.TemporaryDirectory() as folder:
-            keys_file = Path(folder) / "keys"
-            lines = [
-                f"{name} {hashlib.sha256(name.encode()).hexdigest()} {limits}\n"
-                for name, limits in self.keys(scene.terms).items()
-            ]
-            keys_file.write_text("".join(lines), encoding="utf-8")
+            keys_file = write_keys(Path(folder) / "keys", self.keys(scene.terms))
 
             def with_keys(config: Config, terms: Terms) -> None:
+                self.change(config, terms)
                 router = section(config, "router")
                 router |= {"api_keys_file": str(keys_file), "reserved_sessions": terms.reserved}
 
@@ -57,13 +53,24 @@ class Keyed(Place):
                 yield
 
 
-def _beside(name: str) -> Callable[[Scene], AbstractContextManager[None]]:
+def write_keys(path: Path, limits: Mapping[str, str]) -> Path:
+    """Write a file of keys: each client's is its name. Return the path."""
+    lines = [
+        f"{name} {hashlib.sha256(name.encode()).hexdigest()} {words}\n"
+        for name, words in limits.items()
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _beside(name: str, part: int) -> Callable[[Scene], AbstractContextManager[None]]:
     """Return a client that has as many long answers under way as the terms say, all the time."""
 
     @contextlib.contextmanager
     def beside(scene: Scene) -> Iterator[None]:
         terms, model = scene.terms, applications_of(scene.config).config.router.model_name
-        wave = Wave(terms.at_once, long_answers(model, _NUM_LONG_ANSWERS, terms.long_tokens))
+        numbers = range(part * _NUM_LONG_ANSWERS, (part + 1) * _NUM_LONG_ANSWERS)
+        wave = Wave(terms.at_once, long_answers(model, numbers, terms.long_tokens))
         client = Attackers(scene.base_url, [wave], relentless=True, api_key=name)
         client.start()
         try:
@@ -89,15 +96,15 @@ def _by_turns(scene: Scene) -> Iterator[Arrive]:
         seed="",
         askings=(Asking(workload.chat(number)) for number in itertools.count()),
         timing=Timing(settle_s=0.0, measured_s=terms.seconds, first_text_limit_s=terms.seconds),
-        known=None if terms.any_text else {},
+        known=None,  # each has another text
         api_key=_MODEST,
         first="first_text_p95_s",
     )
     for turn in range(terms.rounds):
         in_turn = replace(alone, seed=f"{terms.seed}-{turn}")
         yield in_turn
-        for name in (_GREEDY, _LIMITED):
-            yield replace(in_turn, way=f"beside a {name} client", beside=_beside(name))
+        for number, name in enumerate((_GREEDY, _LIMITED), start=2 * turn):
+            yield replace(in_turn, way=f"beside a {name} client", beside=_beside(name, number))
 
 
 TENANTS = Trial(
@@ -112,7 +119,7 @@ TENANTS = Trial(
         "sessions": 4,  # that the limited client may run
         "reserved": 4,  # places that a client with half of all does not get
         "share_limit": 1.5,  # p95 of the first text beside the other / alone
-        **LOAD_TERMS,
+        **{name: value for name, value in LOAD_TERMS.items() if name != "any_text"},
         "max_tokens": 40,
     },
     quick={"rounds": 1, "seconds": 4.0, "settle_s": 1.0, "share_limit": 1000.0},

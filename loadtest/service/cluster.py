@@ -109,13 +109,16 @@ class PrivateCluster:
         Returns before it is in force.
 
         Raises:
-            RuntimeError: it was refused; with what was said.
+            RuntimeError: it was refused, or nothing was said within `DEPLOY_TIMEOUT_S`.
         """
         config["http_options"] |= {"host": "127.0.0.1", "port": self._port}
         url = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
-        answer = httpx.put(url, json=config, timeout=DEPLOY_TIMEOUT_S)
+        try:
+            answer = httpx.put(url, json=config, timeout=DEPLOY_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise RuntimeError(f"PUT {url}, {DEPLOY_TIMEOUT_S:g} s: {error!r}") from error
         if answer.status_code != httpx.codes.OK:
-            raise RuntimeError(f"serve deploy: {answer.status_code} {answer.text[:4000]}")
+            raise RuntimeError(f"PUT {url}: {answer.status_code} {answer.text[-4000:]}")
 
     def wait_healthy(self, limit_s: float) -> None:
         """Wait until what is deployed answers.

@@ -21,8 +21,9 @@ _END_TIMEOUT_S = 30.0
 _STARTED = "Ray runtime started."
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
 # It ends with this process, however that ends. In order: agents of a node that was killed would
-# try for a minute to tell the GCS so, which is gone as well.
+# try for a minute to tell the GCS so, which is gone as well. No actor is waited for then.
 _APART = ("setpriv", "--pdeathsig", "TERM")
+_AT_ONCE = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 _COMMON = {
     "object-store-memory": _OBJECT_STORE_BYTES,
     "min-worker-port": 0,  # the range by default is one for all nodes of the machine
@@ -53,7 +54,7 @@ class RayNode:
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [*_APART, str(Path(sys.executable).with_name("ray")), "start", *words],
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **_AT_ONCE, "PYTHONUNBUFFERED": "1"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

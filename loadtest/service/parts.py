@@ -221,7 +221,10 @@ class FaultService:
         self._note_whole()
 
     def _note_whole(self) -> None:
-        """Take what runs now for whole, once the spares are there that targets are to have."""
+        """Take what runs now for whole, once the spares are there that targets are to have.
+
+        Applications that are new get handles.
+        """
         for application, status in serve.status().applications.items():
             for name in status.deployments:
                 if name not in (*_WITHOUT_BOOKS, *self._handles):

@@ -276,7 +276,7 @@ class Arrive(Event):
         with self.beside(scene):
             began_s, cpu_s = time.perf_counter(), time.process_time()
             sent = asyncio.run(self._sent(scene, due, began_s))
-            took_s = time.perf_counter() - began_s
+            took_s, used_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         looks = scene.watch.samples[num_looks:] or [Counter()]
         figures = measure(sent, began_s, timing)
         failed = [one.reply for one in sent if one.reply.complaint]
@@ -290,7 +290,7 @@ class Arrive(Event):
             "goodput_per_s": figures.pop("goodput_per_s"),
             "rate_per_s": self.rate_per_s,
             **figures,
-            "load_cpu_share": (time.process_time() - cpu_s) / took_s,
+            "load_cpu_share": used_s / took_s,
             **{f"peak_{name}": max(look[name] for look in looks) for name in looks[0]},
         }
 

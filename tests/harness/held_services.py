@@ -18,6 +18,7 @@ from tests.harness.served_demo import served_demo
 
 _NUM_CPUS = 4  # in name
 _OF_CLUSTERS = ROOT / "tests" / "integration" / "cluster"  # has deployments of its own
+# Those of `cores.HELD`.
 SERVICES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "bare_serve": lambda: private_serve(_NUM_CPUS, _OF_CLUSTERS),
     "demo": served_demo,
@@ -32,6 +33,7 @@ class HeldService:
     def __init__(self) -> None:
         self._name = ""
         self._service: Any = None
+        self._is_spoilt = False
         self._until = contextlib.ExitStack()
 
     def get(self, name: str) -> Any:
@@ -44,10 +46,15 @@ class HeldService:
 
     def end(self) -> None:
         """End what runs."""
-        self._name, self._service = "", None
+        self._name, self._service, self._is_spoilt = "", None, False
         self._until.close()
 
-    def end_before(self, item: pytest.Item | None) -> None:
-        """End what runs unless this test, the next one, uses it."""
-        if self._name not in service_of(item):
+    def note(self, report: pytest.TestReport) -> None:
+        """Note how a test ended; after a failure the next module begins with a new service."""
+        self._is_spoilt = self._is_spoilt or report.failed
+
+    def end_between(self, item: pytest.Item, following: pytest.Item | None) -> None:
+        """End what runs unless the test that follows this one uses it, and it is not spoilt."""
+        goes_on = following is not None and following.path == item.path
+        if self._name not in service_of(following) or (self._is_spoilt and not goes_on):
             self.end()

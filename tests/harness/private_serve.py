@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import ray
 from ray import serve
+from ray.serve import Application
 
 from loadtest.report.machine import ROOT
 from loadtest.service.cluster import Role, private_cluster
@@ -37,3 +38,15 @@ def private_serve(num_cpus: int, *also_importable: Path) -> Iterator[None]:
                 yield
             finally:
                 serve.shutdown()
+
+
+@contextlib.contextmanager
+def applications(found: Mapping[str, Application]) -> Iterator[None]:
+    """Run these applications, by name, in the Serve that there is, until the block ends."""
+    try:
+        for name, application in found.items():
+            serve.run(application, name=name, route_prefix=None, blocking=False)
+        yield
+    finally:
+        for name in found:
+            serve.delete(name)

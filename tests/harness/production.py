@@ -64,7 +64,7 @@ class Production:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has no node yet but the head."""
+        """True if it has no node yet but the head."""
         return not any(self._nodes.values())
 
     @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -52,7 +52,15 @@ def production(held: HeldService) -> Production:
     return held.get("production")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notice a failed test, which may have left a service that is not whole."""
+    report = yield
+    _held.note(report)
+    return report
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End what the next test does not use: one Ray cluster at a time."""
-    _held.end_before(nextitem)
+    _held.end_between(item, nextitem)

@@ -79,7 +79,7 @@ CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "
         ),
         (
             {"router": {"max_sessions": 5, "reserved_sessions": 3}},
-            "router: .*reserved_sessions: at most 2, half of max_sessions, got 3",
+            "reserved_sessions: must be at most 2, half of max_sessions, which is 5, got 3",
         ),
         ({"target": CROWDED}, "gpu_memory_utilization must be at most 0.5 with a spare, .* 0.9"),
     ],

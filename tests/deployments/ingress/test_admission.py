@@ -151,7 +151,7 @@ async def test_more_places_are_taken_by_those_who_wait():
     door = admitting(ScriptedGenerator(hang_at=0), max_queued=9)
     tasks = await started(door, 6)
     assert (door.num_running, door.num_queued) == (2, 4)
-    door.set_limits(max_sessions=5, max_queued=9, queue_wait_s=5.0)
+    door.set_limits(max_sessions=5, max_queued=9, queue_wait_s=5.0, reserved=0)
     await asyncio.sleep(0.01)
     assert (door.num_running, door.num_queued) == (5, 1)
     await ended(tasks)
@@ -161,9 +161,9 @@ async def test_more_places_are_taken_by_those_who_wait():
 async def test_fewer_places_end_nobody_and_admit_nobody():
     generator = ScriptedGenerator(hang_at=0)
     door = admitting(generator, max_queued=1)
-    door.set_limits(max_sessions=4, max_queued=1, queue_wait_s=5.0)
+    door.set_limits(max_sessions=4, max_queued=1, queue_wait_s=5.0, reserved=0)
     tasks = await started(door, 4)
-    door.set_limits(max_sessions=1, max_queued=1, queue_wait_s=0.02)
+    door.set_limits(max_sessions=1, max_queued=1, queue_wait_s=0.02, reserved=0)
     assert door.num_running == 4
     await ended(tasks[:3])
     with pytest.raises(Overloaded, match="1 sessions are running"):  # one still has the only place
@@ -179,7 +179,7 @@ async def test_fewer_places_end_nobody_and_admit_nobody():
 async def test_free_places_go_at_once_and_come_back():
     door = admitting(ScriptedGenerator(hang_at=0), max_queued=0)
     for number in (1, 3, 2):
-        door.set_limits(max_sessions=number, max_queued=0, queue_wait_s=5.0)
+        door.set_limits(max_sessions=number, max_queued=0, queue_wait_s=5.0, reserved=0)
         tasks = await started(door, number)
         assert door.num_running == number
         with pytest.raises(Overloaded, match=f"{number} sessions are running"):
@@ -307,8 +307,10 @@ async def test_a_client_at_its_limit_waits_alone():
 
 
 async def test_who_has_half_leaves_the_last_places_to_others():
-    places = Places(max_sessions=6, reserved=2)
+    places = Places(max_sessions=6, max_queued=4, reserved=2)
     await places.come(GREEDY, 8)
+    with pytest.raises(Overloaded, match="4 of 6 sessions are of greedy, the last 2 places are"):
+        places.door.refuse_when_full(GREEDY)
     assert (places.door.num_running, places.door.num_queued) == (4, 4)
     await places.come(MODEST, 2)
     assert places.begun == ["greedy"] * 4 + ["modest"] * 2
@@ -318,7 +320,7 @@ async def test_who_has_half_leaves_the_last_places_to_others():
     assert places.begun[6:] == []  # two are free now, and both are kept
     await places.end(1)
     assert places.begun[6:] == ["greedy"]  # with less than half it may have any
-    places.door.set_limits(max_sessions=6, max_queued=10, queue_wait_s=5.0)
+    places.door.set_limits(max_sessions=6, max_queued=10, queue_wait_s=5.0, reserved=0)
     await settle()
     assert places.begun[6:] == ["greedy"] * 3
     await places.end_all()
@@ -363,7 +365,7 @@ async def test_a_place_that_was_given_to_someone_who_left_goes_on():
     [leaver] = await places.come(MODEST)
     await places.come(GREEDY)
     places.ends[0].set()
-    places.door.set_limits(max_sessions=2, max_queued=10, queue_wait_s=5.0)
+    places.door.set_limits(max_sessions=2, max_queued=10, queue_wait_s=5.0, reserved=0)
     leaver.cancel()  # a place was just given to it, and it has not run since
     await settle()
     assert places.begun == ["greedy", "greedy"]

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -247,6 +249,41 @@ async def test_who_finds_all_places_taken_is_refused_unread_and_counted() -> Non
         assert [response.status_code for response in await asyncio.gather(*running)] == [200, 200]
         unread = await client.post("/v1/completions", content=b"no JSON")
         assert unread.status_code == 400
+
+
+async def test_places_are_kept_for_other_clients_from_the_start_and_while_it_serves(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "".join(f"{name} {sha256(name.encode()).hexdigest()}\n" for name in ("one", "other"))
+    )
+    terms: dict[str, Any] = {"max_sessions": 4, "api_keys_file": str(keys)}
+    body = chat(max_tokens=150, ignore_eos=True)
+    async with serving(config(**terms, reserved_sessions=2)) as (client, _, service):
+
+        def ask(name: str, number: int) -> list[asyncio.Task[httpx.Response]]:
+            headers = {"authorization": f"Bearer {name}"}
+            path = "/v1/chat/completions"
+            asked = (client.post(path, json=body, headers=headers) for _ in range(number))
+            return [asyncio.create_task(one) for one in asked]
+
+        async def loads(num_running: int, num_waiting: int) -> bool:
+            labels = '{model_name="demo"}'
+            wanted = (f"running{labels} {num_running}.0", f"waiting{labels} {num_waiting}.0")
+            for _ in range(500):
+                if all(f"num_requests_{one}" in service.metrics.text().decode() for one in wanted):
+                    return True
+                await asyncio.sleep(0.005)
+            return False
+
+        running = ask("one", 5)
+        assert await loads(2, 3)
+        running += ask("other", 1)
+        assert await loads(3, 3)
+        service.set_limits(config(**terms, reserved_sessions=0))
+        assert await loads(4, 2)
+        assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
 
 
 async def test_the_metrics_page_counts_the_rounds_that_the_planner_planned():

@@ -14,12 +14,8 @@ from xdist.scheduler import LoadFileScheduling
 
 _NUM_PROCESSES = 2
 WITH_RAY = ("tests/integration/cluster/", "tests/integration/served/")  # all tests marked `ray`
-SERVICES = (
-    "bare_serve",
-    "production",
-    "demo",
-    "deployed",
-)  # fixtures that hold a service for many tests
+# Fixtures that hold a service for many tests.
+HELD = ("bare_serve", "production", "demo", "deployed")
 _AT_ITS_END = "demo_at_its_end"  # whoever uses this ends one
 _RAY = "ray"
 
@@ -47,8 +43,8 @@ def fixtures(item: pytest.Item | None) -> Sequence[str]:
 
 
 def service_of(item: pytest.Item | None) -> list[str]:
-    """The names in `SERVICES` that a test uses."""
-    return [name for name in SERVICES if name in fixtures(item)]
+    """The names in `HELD` that a test uses."""
+    return [name for name in HELD if name in fixtures(item)]
 
 
 def order(items: list[pytest.Item]) -> None:

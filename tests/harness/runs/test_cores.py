@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.held_services import SERVICES
+from tests.harness.runs import cores
 from tests.harness.runs.cores import WITH_RAY
 
 ROOT = Path(__file__).parents[3]
@@ -103,7 +105,7 @@ def test_a_command_may_ask_for_one_process(
     ]
 
 
-HELD = """
+SHARED = """
 @pytest.fixture
 def demo(): pass
 
@@ -119,7 +121,7 @@ def test_tests_of_one_service_are_side_by_side_and_who_ends_it_is_last(
     tmp_path: Path, suite: dict[str, str]
 ) -> None:
     of_services = {
-        "conftest.py": CONFTEST + HELD,
+        "conftest.py": CONFTEST + SHARED,
         "tests/integration/cluster/test_1.py": RAY
         + "def test_1(demo): pass\ndef test_2(demo_at_its_end): pass\ndef test_3(): pass\n",
         "tests/integration/served/test_2.py": RAY
@@ -129,6 +131,10 @@ def test_tests_of_one_service_are_side_by_side_and_who_ends_it_is_last(
     assert [line["test"] for line in told[:6]] == [
         f"test_{number}" for number in (3, 1, 5, 2, 4, 6)
     ]
+
+
+def test_every_held_service_is_known_where_tests_are_ordered() -> None:
+    assert set(SERVICES) == set(cores.HELD)
 
 
 def test_all_that_starts_ray_is_in_those_folders() -> None:

@@ -14,6 +14,7 @@ from ray.serve.exceptions import RequestCancelledError
 
 from models.protocol.leases import LeaseRequest
 from tests.harness.held_services import HeldService
+from tests.harness.private_serve import applications
 
 pytestmark = [
     pytest.mark.ray,
@@ -46,8 +47,8 @@ class Place:
 def handle(held: HeldService) -> Iterator[Any]:
     held.get("bare_serve")
     place: Any = Place
-    yield serve.run(place.bind(), name="place", route_prefix=None)
-    serve.delete("place")
+    with applications({"place": place.bind()}):
+        yield serve.get_app_handle("place")
 
 
 async def take(handle: Any, num_leases: int, key: str = "") -> list[int]:

@@ -20,8 +20,18 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 LIMIT_S = 30.0
 OWNER = """
 import time
+import ray
 from loadtest.service.cluster import Role, private_cluster
+
+@ray.remote
+class Place:
+    def pid(self):
+        return 1
+
 with private_cluster(Role("", 1), has_dashboard=False) as cluster:
+    ray.init(address=cluster.gcs_address(), log_to_driver=False)
+    place = Place.remote()
+    ray.get(place.pid.remote())
     print(cluster.folder, flush=True)
     time.sleep(600)
 """

@@ -1,8 +1,6 @@
 """configs/prod.yaml on nodes in name only: who runs where, lost nodes, and N drafts for M targets.
 
-The nodes are raylets on this machine with the production labels and GPUs that only Ray counts; the
-config is read from the file and fitted by `on_one_machine`. The tests build on each other, because
-a cluster takes long to start.
+The tests build on each other, because a cluster takes long to start.
 """
 
 from __future__ import annotations
@@ -128,7 +126,7 @@ async def test_a_chat_has_the_text_of_one_process(running: Production) -> None:
 def wait_answers(load: FaultLoad, number: int) -> None:
     """Wait until so many more requests have come to an end."""
     wanted = load.num_answers + number
-    wait_for(lambda: load.num_answers >= wanted, f"{number} more answers")
+    wait_for(lambda: load.num_answers >= wanted, f"not {number} more answers")
 
 
 def num_steps(running: Production, name: str) -> list[float]:
@@ -190,7 +188,9 @@ def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
 ) -> None:
     with streams(running) as load:
         running.lose(DRAFT)
-        wait_for(lambda: not running.service.parts()["draft-rank"], "the draft's process is gone")
+        wait_for(
+            lambda: not running.service.parts()["draft-rank"], "the draft's process is still there"
+        )
         wait_answers(load, len(CASES))
         assert not running.service.parts()["draft-rank"], "somebody else took the draft in"
         running.add(DRAFT)
@@ -198,7 +198,7 @@ def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
         running.deploy(Draft=2)
         assert places()["draft-rank"] == Counter(draft=2)
         assert places()["target-rank"] == Counter(target=4)
-        wait_for(lambda: all_step(running, "Draft", 2), "both drafts are used")
+        wait_for(lambda: all_step(running, "Draft", 2), "not both drafts are used")
         assert all_step(running, "Target", 1)
 
 
@@ -208,10 +208,12 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Production) -> N
     assert places()["target-rank"] == Counter(target=8)
     assert places()["draft-rank"] == Counter(draft=1)
     with streams(running) as load:
-        wait_for(lambda: all_step(running, "Target", 2), "both targets are used")
-        wait_for(lambda: all_step(running, "Draft", 1), "the draft is used")
+        wait_for(lambda: all_step(running, "Target", 2), "not both targets are used")
+        wait_for(lambda: all_step(running, "Draft", 1), "the draft is not used")
         running.lose(TARGET)
-        wait_for(lambda: len(running.service.parts()["target-rank"]) == 4, "four ranks are gone")
+        wait_for(
+            lambda: len(running.service.parts()["target-rank"]) == 4, "not four ranks are left"
+        )
         wait_answers(load, len(CASES))
 
 

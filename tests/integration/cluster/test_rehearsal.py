@@ -25,7 +25,8 @@ def test_the_drain_of_a_router_fails_no_request(
     if obstacles():
         pytest.skip(f"a rehearsal cannot be here: {', '.join(obstacles())}")
     record = tmp_path / "rehearsal.json"
-    events = f"{KEY},{DRAIN}" if pytestconfig.getoption("--full") else DRAIN
+    is_full = pytestconfig.getoption("--full")
+    events = f"{KEY},{DRAIN}" if is_full else DRAIN
     words = ("rehearse", "--quick", "--set", f"events={events}", "--output", str(record))
     done = subprocess.run(
         [sys.executable, "-m", "loadtest", *words],
@@ -39,6 +40,7 @@ def test_the_drain_of_a_router_fails_no_request(
     install, *changes, drain = json.loads(record.read_text(encoding="utf-8"))["samples"]
     assert install["way"] == "first install"
     assert install["runs"]["endpoints"] == [2.0], "both router pods, and none with a GPU"
+    assert len(changes) == int(is_full)
     for change in changes:
         assert change["way"] == "key router.default_max_tokens"
         assert change["runs"]["problems"] == [0.0]

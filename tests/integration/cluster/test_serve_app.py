@@ -36,6 +36,7 @@ from models.text.tokenizer import Tokenizer
 from router.ports import EngineLease
 from tests.harness.held_services import HeldService
 from tests.harness.local import DEMO
+from tests.harness.private_serve import applications
 
 pytestmark = [
     pytest.mark.ray,
@@ -59,16 +60,21 @@ def model(name: str, *, spare: bool = False) -> ModelConfig:
 @pytest.fixture(scope="module")
 def cluster(held: HeldService) -> Iterator[None]:
     held.get("bare_serve")
-    applications = {
+    found = {
         "target": bind_engine("Target", "target", model("target"), LINK),
         "draft": bind_engine("Draft", "draft", model("draft"), LINK),
         "constraint": bind_constraint(GrammarServiceConfig(), LINK, str(DEMO / "target")),
     }
-    for name, app in applications.items():
-        serve.run(app, name=name, route_prefix=None, blocking=False)
-    yield
-    for name in applications:
-        serve.delete(name)
+    with applications(found):
+        yield
+
+
+@pytest.fixture
+def spared(cluster: None) -> Iterator[None]:
+    """A target with a spare, beside the others."""
+    application = bind_engine("Spared", "target", model("target", spare=True), LINK)
+    with applications({"spared": application}):
+        yield
 
 
 @pytest.fixture
@@ -212,9 +218,9 @@ async def test_killed_draft_is_noticed_and_comes_back(links: LinkClient) -> None
     await lease.release()
 
 
-async def test_a_spare_takes_over_in_the_replica_of_a_killed_target(links: LinkClient) -> None:
-    application = bind_engine("Spared", "target", model("target", spare=True), LINK)
-    serve.run(application, name="spared", route_prefix=None, blocking=False)
+async def test_a_spare_takes_over_in_the_replica_of_a_killed_target(
+    links: LinkClient, spared: None
+) -> None:
     target = handle("Spared")
     pool = engine_pool(target, links)
     texts, replicas = [], set()
@@ -248,7 +254,6 @@ async def test_a_spare_takes_over_in_the_replica_of_a_killed_target(links: LinkC
     assert (await target.stats.remote())["rank_pid"] == serving
     assert texts[0] == texts[1] == texts[2]
     assert len(replicas) == 1, "the replica was replaced"
-    serve.delete("spared")
 
 
 async def ready_spare(target: Any, but: float = 0) -> float:

@@ -39,6 +39,7 @@ from models.protocol.messages import (
 )
 from router.ports import EngineLease
 from tests.harness.held_services import HeldService
+from tests.harness.private_serve import applications
 from tests.harness.runs import engines
 
 pytestmark = [
@@ -97,9 +98,8 @@ def model(path: str, **overrides: Any) -> ModelConfig:
 def cluster(held: HeldService, model_path: str) -> Iterator[None]:
     held.get("bare_serve")
     app = bind_engine("Target", "target", model(model_path), LINK)
-    serve.run(app, name="target", route_prefix=None)
-    yield
-    serve.delete("target")
+    with applications({"target": app}):
+        yield
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from loadtest.service.served import Served, private_environment, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
-QUESTION = {"role": "user", "content": "Write a short story."}
 LIMIT_S = 180.0  # 15 s on a machine that does nothing else
 SENTENCE = re.compile(r"cannot be served here: .*?by its model paths\)")
 SENTENCE_OF_ONE = re.compile(r"cannot be served here: [^\n]*Qwen[^\n]*")

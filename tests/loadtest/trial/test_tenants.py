@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from deployments.config.applications import IMPORT_PATH
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
-from loadtest.experiments.tenants import TENANTS
+from loadtest.experiments.tenants import TENANTS, write_keys
 from loadtest.trial.scene import Scene, Terms
 from loadtest.trial.trial import Place
 from tests.fakes.http import ScriptedGenerator
@@ -24,15 +23,6 @@ TERMS = {
 }
 
 
-def write_keys(path: Path) -> ApiKeys:
-    lines = [
-        f"{name} {hashlib.sha256(name.encode()).hexdigest()} {limits}\n"
-        for name, limits in (("modest", ""), ("greedy", ""), ("limited", "sessions=2"))
-    ]
-    path.write_text("".join(lines))
-    return ApiKeys(path)
-
-
 def test_who_asks_for_all_is_waited_for_and_who_may_not_have_it_is_not(tmp_path: Path) -> None:
     metrics = RequestMetrics(Meters({"model_name": "tiny"}))
     admission = AdmissionControl(
@@ -43,12 +33,13 @@ def test_who_asks_for_all_is_waited_for_and_who_may_not_have_it_is_not(tmp_path:
     config.write_text(
         f"applications: [{{name: a, import_path: {IMPORT_PATH}, args: {args}}}]", encoding="utf-8"
     )
+    keys = write_keys(tmp_path / "keys", {"modest": "", "greedy": "", "limited": "sessions=2"})
     trial = replace(TENANTS, place=Place(is_watched=False), config=str(config))
     with served(
         ScriptedGenerator(delay_s=BLOCK_S),
         slot=admission.slot,
         metrics=metrics.text,
-        api_keys=write_keys(tmp_path / "keys"),
+        api_keys=ApiKeys(keys),
     ) as url:
         found = trial.run(Scene(terms=Terms(**TERMS), urls=[url]))
     assert found.problems == []
@@ -56,6 +47,7 @@ def test_who_asks_for_all_is_waited_for_and_who_may_not_have_it_is_not(tmp_path:
     assert list(first_s) == ["alone", "beside a greedy client", "beside a limited client"]
     # With all places taken, one is free every quarter of an answer, at the earliest.
     assert first_s["beside a greedy client"] > first_s["alone"] + BLOCK_S / 2
+    assert first_s["beside a limited client"] < first_s["beside a greedy client"] - BLOCK_S / 4
     running = {row["way"]: row["runs"]["peak_running"][0] for row in found.rows}
     assert running["beside a greedy client"] == 4
     answers = [event["answers"] for event in found.extra["events"][1:]]
