@@ -21,7 +21,7 @@ from loadtest.service.served import POD_ENVIRONMENT, Config, Served, options, se
 from tests.fakes.hub import REPOSITORY, hub, hub_variables
 
 PREFIX = "/llm"
-NUM_QUEUED = 8  # in Serve's proxy
+NUM_QUEUED = 16  # in the proxy of Serve; more than begin at once elsewhere
 MOST_SESSIONS = 9  # of one target; with more there are two
 OF_IMAGE = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")  # where it has the repository and models
 
