@@ -236,7 +236,7 @@ class AdmissionControl:
         turn = len(self._queues.get(tenant.name, ())) + 1
         others = (len(q) for name, q in self._queues.items() if name != tenant.name)
         wait_s = (turn + sum(min(turn, number) for number in others)) * session_s
-        wait_s /= self._max_sessions
+        wait_s /= self._max_sessions - self._left_to_others(tenant)
         if self._is_at_its_limit(tenant):
             wait_s = max(wait_s, turn * session_s / (tenant.max_sessions or 1))
         return wait_s

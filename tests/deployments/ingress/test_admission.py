@@ -326,6 +326,18 @@ async def test_who_has_half_leaves_the_last_places_to_others():
     await places.end_all()
 
 
+async def test_who_has_half_expects_the_wait_for_the_places_that_it_may_get():
+    clock = Clock()
+    places = Places(max_sessions=2, queue_wait_s=30.0, reserved=1, clock=clock)
+    await places.come(GREEDY)
+    clock.now_s += 10.0
+    await places.end(0)
+    await places.come(GREEDY, 2)
+    with pytest.raises(Overloaded, match=r"expected in 20\.0 s"):
+        places.door.refuse_when_full(GREEDY)
+    await places.end_all()
+
+
 async def test_a_full_queue_is_shared():
     places = Places(max_sessions=1, max_queued=3)
     [_, *waiting] = await places.come(GREEDY, 4)

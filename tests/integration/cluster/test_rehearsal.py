@@ -21,7 +21,7 @@ DRAIN, KEY = "drain:router", "key:router.default_max_tokens=500"
 def test_the_drain_of_a_router_fails_no_request(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """With all combinations, a key of the router changes before."""
+    """A key of the router changes before, in a run with all combinations."""
     if obstacles():
         pytest.skip(f"a rehearsal cannot be here: {', '.join(obstacles())}")
     record = tmp_path / "rehearsal.json"

@@ -43,7 +43,7 @@ class Swapping:
         self._running.cluster.deploy(config)
 
     def value(self, name: str, **labels: str) -> float:
-        """Of a metric of the draft replica, on a router's page."""
+        """Return a metric of the draft replica, from a router's page."""
         page = httpx.get(f"{self._running.cluster.base_url}/metrics", timeout=20).text
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         for line in page.splitlines():

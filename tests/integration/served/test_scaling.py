@@ -22,7 +22,7 @@ WAITS = re.compile(r"to shut down: (\d+) ongoing requests")
 
 
 def sessions_waited_for(service: Served) -> Counter[tuple[str, int]]:
-    """How often each target's log says that so many sessions are waited for."""
+    """Count, by log of a target, how often it says that so many sessions are waited for."""
     logs = service.folder.glob("ray/session_*/logs/serve/replica_*Target*.log")
     return Counter(
         (log.name, int(number)) for log in logs for number in WAITS.findall(log.read_text())

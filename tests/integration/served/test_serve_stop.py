@@ -1,4 +1,4 @@
-"""What is served ends cleanly."""
+"""A service ends cleanly."""
 
 from __future__ import annotations
 

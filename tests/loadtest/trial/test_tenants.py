@@ -19,7 +19,7 @@ from tests.harness.http_clients import served
 BLOCK_S = 0.2  # each of the three of an answer
 TERMS = {
     **TENANTS.terms,
-    **{"rounds": 1, "seconds": 4.0, "settle_s": 0.5, "rate": 3.0, "at_once": 8, "long_tokens": 20},
+    **{"rounds": 1, "seconds": 4.0, "settle_s": 0.5, "rate": 1.5, "at_once": 8, "long_tokens": 20},
 }
 
 
