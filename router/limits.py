@@ -31,7 +31,7 @@ class SessionLimits(Section):
     first_token_s: PositiveFloat = Field(
         default=60.0,
         description="from the lease to the first token, which includes the prefill; for a first "
-        "lease, too, while no target ever answered, if failover_s is not shorter",
+        "lease, too, while no target is there at all, if failover_s is not shorter",
     )
     token_gap_s: PositiveFloat = Field(
         default=30.0,

@@ -18,8 +18,9 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from deployments.link.client import LinkChannel, LinkClient
 from deployments.serve.avoided import avoided
 from deployments.serve.errors import CALL_ERRORS, first_line
+from deployments.serve.full import full
 from models.backoff import Backoff
-from models.protocol.errors import LossReason, Unavailable
+from models.protocol.errors import LossReason, NoReplica, Unavailable
 from models.protocol.messages import (
     ConstraintReply,
     EngineReply,
@@ -120,7 +121,7 @@ class ServePool(Generic[Request, Reply]):
         Texts of the same `prefix_key` prefer the same replica, see `serve/lease_router.py`.
         """
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        refusal = "all replicas are busy or starting"
+        refusal = "all replicas are starting, or do not answer"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -133,10 +134,10 @@ class ServePool(Generic[Request, Reply]):
                     backoff.note_failure()
                     await asyncio.sleep(backoff.pause_s)
         except TimeoutError:
-            raise Unavailable(
-                f"no {self._deployment_name} replica granted a lease within {timeout_s:g} s: "
-                f"{refusal}"
-            ) from None
+            complaint = f"no {self._deployment_name} replica granted a lease within {timeout_s:g} s"
+            if full().has(self._deployment_name):
+                raise Unavailable(f"{complaint}: all replicas are busy") from None
+            raise NoReplica(f"{complaint}: {refusal}") from None
 
     async def _lease_once(self, session_id: str, prefix_key: str) -> ServeLease[Request, Reply]:
         request = LeaseRequest(
@@ -146,10 +147,10 @@ class ServePool(Generic[Request, Reply]):
         try:
             grant: LeaseGrant | LeaseRefused = await anext(stream)
             if isinstance(grant, LeaseRefused):
-                avoided.add(grant.replica, _REFUSED_S)
+                avoided().add(grant.replica, _REFUSED_S)
                 raise _Refused(grant.reason)
             if self._vocabulary and grant.vocabulary != self._vocabulary:
-                avoided.add(grant.replica, _REFUSED_S)
+                avoided().add(grant.replica, _REFUSED_S)
                 raise _Refused("its model has other token ids than this router's tokenizer")
             channel = self._links.channel(grant.endpoint, session_id, self._reply_type)
         except BaseException:

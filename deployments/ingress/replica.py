@@ -80,7 +80,7 @@ class Router:
             facts=facts,
             elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),
         )
-        self._service.losses.on_lost = avoided.add
+        self._service.losses.on_lost = avoided().add
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._announce()),

@@ -40,4 +40,13 @@ class AvoidedReplicas:
         return {name for name, end_s in ends_s.items() if end_s > now_s}
 
 
-avoided = AvoidedReplicas()  # of this process
+_avoided = AvoidedReplicas()
+
+
+def avoided() -> AvoidedReplicas:
+    """Return those of this process.
+
+    A function, because Serve pickles the request router's module by value. An object in it would
+    be copied as well: the request router would hear nothing.
+    """
+    return _avoided

@@ -23,6 +23,7 @@ from ray.exceptions import ActorUnavailableError
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from deployments.serve.avoided import avoided
+from deployments.serve.full import full
 from deployments.serve.nearest import has_room, nearest
 from deployments.serve.private import power_of_two_choices
 from models.protocol.leases import LeaseRequest
@@ -52,6 +53,13 @@ class LeaseReplica(RunningReplica):
         result.get_rejection_response = answer_in_time
         return result
 
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        """See `RunningReplica.get_queue_len`; while requests wait, Serve asks all full replicas."""
+        length = await super().get_queue_len(deadline_s=deadline_s)
+        if length >= self.max_ongoing_requests:
+            full().note(self.replica_id.deployment_id.name)
+        return length
+
 
 _PowerOfTwoChoices: Any = power_of_two_choices()
 
@@ -77,7 +85,7 @@ class LeaseRouter(_PowerOfTwoChoices):
     def _preferred(self, prefix_key: str) -> RunningReplica | None:
         """Return the replica that a key prefers, unless it is too full for that."""
         ids = {replica_id.unique_id: replica_id for replica_id in self.curr_replicas}
-        avoided_now = avoided.names()
+        avoided_now = avoided().names()
         name = nearest(prefix_key, (one for one in ids if one not in avoided_now))
         # Serve knows a load for some seconds after it was told. An unknown one counts as empty, and
         # leases that are chosen in one instant do not count for each other yet.
@@ -96,7 +104,7 @@ class LeaseRouter(_PowerOfTwoChoices):
         """See `LocalityMixin.apply_locality_routing`; without avoided replicas, while others are
         there."""
         closest = super().apply_locality_routing(pending_request)
-        names = avoided.names()
+        names = avoided().names()
         if not names:
             return closest
         everywhere = super().apply_locality_routing()

@@ -9,6 +9,7 @@
     |-- DeadlineExceeded        a wait reached its limit
     |-- Unavailable             a part of the service cannot be reached now
     |   |-- LinkLost            the process at the other end of a link is gone
+    |   |-- NoReplica           no replica is there: each starts, is lost or does not answer
     |   |-- ReplicasLost        the request was with too many replicas when they were lost
     |   `-- MaskUnavailable     the target got no masks for a constrained session
     |-- ConstraintViolation     a token outside the grammar was about to be sent
@@ -123,6 +124,10 @@ class LinkLost(Unavailable):
     def __init__(self, message: str, reason: LossReason = "gone") -> None:
         super().__init__(message)
         self.reason: LossReason = reason
+
+
+class NoReplica(Unavailable):
+    """No replica is there to grant a lease: each starts, is lost or does not answer."""
 
 
 class ReplicasLost(Unavailable):

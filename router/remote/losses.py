@@ -41,7 +41,6 @@ class PartLosses:
         self.note_lease = note_lease
         self._clock = clock
         self._chance = chance
-        self.has_answered = False  # any session, ever; until then it loads for the first time
         self._away_since_s: float | None = None  # when it was lost, while no session has an answer
         self._usual_s = 0.0  # that it is away; 0: not known
         self.num_lost: Counter[LossReason] = Counter()  # leases, each a session's
@@ -57,7 +56,6 @@ class PartLosses:
 
     def note_answer(self) -> None:
         """Note that a session has an answer: the part is there."""
-        self.has_answered = True
         if self._away_since_s is None:
             return
         away_s = self._clock() - self._away_since_s

@@ -3,10 +3,10 @@
 A session has one `Recovery` for its target and one for its constraint replica. The window opens
 when the part is found missing (or is first asked for) and closes with its next answer. A replica
 that grants a lease and is lost again does not close it. Attempts follow each other within the
-window with growing pauses. A first lease has the lease's limit. A session that has lost its replica
-has the fail-over's, because a replacement may have to load a model first. A part that has
-never answered may load for the first time. Its lease waits as long as a first token may, or a
-fail-over if that is shorter.
+window with growing pauses. A first lease has the lease's limit while replicas are full. A session
+that has lost its replica has the fail-over's, because a replacement may have to load a model first.
+Where no replica is there at all (`NoReplica`), a model loads as well. A first lease then waits as
+long as a first token may, or a fail-over if that is shorter.
 
 Refused leases only take time. Lost replicas (`LinkLost`) are counted as well, and no answer resets
 the count. A request that brings down its replica, be it in its second round, must not be tried on
@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from models.protocol.errors import LinkLost, ReplicasLost, Unavailable
+from models.protocol.errors import LinkLost, NoReplica, ReplicasLost, Unavailable
 from router.limits import SessionLimits
 from router.remote.losses import PartLosses
 
@@ -41,6 +41,7 @@ class Recovery:
         self.losses = PartLosses() if losses is None else losses
         self._lost_s: float | None = None  # when the replica was lost for which there is no other
         self._is_first = True
+        self._is_nobody_there = False  # by the last attempt
         self._missing_since: float | None = None
         self._losses: list[LinkLost] = []  # of replicas
         self._backoff = limits.backoff()
@@ -91,6 +92,7 @@ class Recovery:
         """
         self.note_loss(error)
         self.check_losses()
+        self._is_nobody_there = isinstance(error, NoReplica)
         left_s = self._left_s()
         if left_s <= 0.0:
             raise self._told(Unavailable(self._complaint(error))) from error
@@ -120,7 +122,7 @@ class Recovery:
         limits = self._limits
         if not self._is_first:
             return limits.failover_s
-        if self.losses.has_answered:
+        if not self._is_nobody_there:
             return limits.queue_wait_s
         return max(limits.queue_wait_s, min(limits.first_token_s, limits.failover_s))
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
-from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.errors import LinkLost, NoReplica, Unavailable
 from models.protocol.messages import (
     Endpoint,
     LeaseGrant,
@@ -101,6 +101,7 @@ class FaultyPool:
         faults: Faults,
         *,
         num_refusals: float = 2,
+        refusal: type[Unavailable] = NoReplica,
     ) -> None:
         self.name = name
         self.faults = faults
@@ -108,6 +109,7 @@ class FaultyPool:
         self.num_refusals_left: float = 0
         self._make = make
         self._num_refusals = num_refusals
+        self._refusal = refusal
         self.process = make(1)
 
     async def lease(self, session_id: str, *, timeout_s: float) -> FaultyLease:
@@ -115,7 +117,7 @@ class FaultyPool:
         await asyncio.sleep(0)
         if self.num_refusals_left > 0:
             self.num_refusals_left -= 1
-            raise Unavailable(f"{self.name} is starting")
+            raise self._refusal(f"{self.name} refuses")
         lease = FaultyLease(self)
         self.leases.append(lease)
         self.faults.point(self, "granted")

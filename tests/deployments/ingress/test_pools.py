@@ -14,7 +14,8 @@ from deployments.ingress.pools import ServePool, engine_pool
 from deployments.link.client import LinkClient
 from deployments.link.server import LinkServer
 from deployments.serve.avoided import AvoidedReplicas
-from models.protocol.errors import LinkLost, Unavailable
+from deployments.serve.full import FullDeployments
+from models.protocol.errors import LinkLost, NoReplica, Unavailable
 from models.protocol.messages import (
     Close,
     EngineReply,
@@ -136,7 +137,7 @@ async def test_a_replica_that_refuses_is_avoided_for_the_next_try(
     links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     avoided = AvoidedReplicas()
-    monkeypatch.setattr(pools, "avoided", avoided)
+    monkeypatch.setattr(pools, "avoided", lambda: avoided)
     refusal = LeaseRefused(replica="hung", reason="one pass takes 30.0 s")
     engines, handle = pool(links, [refusal, LeaseGrant(endpoint=server.endpoint)])
     lease = await engines.lease("a", timeout_s=WAIT_S)
@@ -153,7 +154,7 @@ async def test_a_replica_of_another_vocabulary_gets_no_session(
 ) -> None:
     """While a model is changed, there are routers and replicas of both."""
     avoided = AvoidedReplicas()
-    monkeypatch.setattr(pools, "avoided", avoided)
+    monkeypatch.setattr(pools, "avoided", lambda: avoided)
     old, new = (
         LeaseGrant(endpoint=server.endpoint, replica=name, vocabulary=name)
         for name in ("old", "new")
@@ -186,7 +187,7 @@ async def test_a_granted_lease_without_a_link_is_given_back(
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (None, "busy or starting"),
+        (None, "starting, or do not answer"),
         (RayError("no GPU"), "no GPU"),
         (GRPC_ERROR, "INTERNAL: stream reset"),
     ],
@@ -196,9 +197,24 @@ async def test_no_lease_within_the_limit(
     links: LinkClient, first: Exception | None, reason: str
 ) -> None:
     engines, handle = pool(links, [first])
-    with pytest.raises(Unavailable, match=rf"no Target replica .* within 0\.1 s: .*{reason}"):
+    with pytest.raises(NoReplica, match=rf"no Target replica .* within 0\.1 s: .*{reason}"):
         await engines.lease("a", timeout_s=0.1)
     assert all(stream.is_cancelled for stream in handle.streams)
+
+
+async def test_replicas_that_are_full_are_there(
+    links: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullDeployments()
+    monkeypatch.setattr(pools, "full", lambda: full)
+    engines, _ = pool(links, [None])
+    full.note("Draft")
+    with pytest.raises(NoReplica):
+        await engines.lease("a", timeout_s=0.1)
+    full.note("Target")
+    with pytest.raises(Unavailable, match=r"within 0\.1 s: all replicas are busy") as caught:
+        await engines.lease("a", timeout_s=0.1)
+    assert not isinstance(caught.value, NoReplica)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, cast
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
+from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
 from deployments.serve import lease_router as lease_router_module
@@ -65,20 +68,20 @@ async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one
     monkeypatch: pytest.MonkeyPatch, is_local_first: bool
 ) -> None:
     now_s = 100.0
-    avoided = AvoidedReplicas(lambda: now_s)
-    monkeypatch.setattr(lease_router_module, "avoided", avoided)
+    here = AvoidedReplicas(lambda: now_s)
+    monkeypatch.setattr(lease_router_module, "avoided", lambda: here)
     router = lease_router("a", "b", "c", is_local_first=is_local_first)
     assert await chosen(router) == {"a", "b", "c"}
-    avoided.add("")
-    avoided.add("a")
+    here.add("")
+    here.add("a")
     assert await chosen(router) == {"b", "c"}
-    avoided.add("b")
+    here.add("b")
     assert await chosen(router) == {"c"}
-    avoided.add("c")
+    here.add("c")
     assert await chosen(router) == {"a", "b", "c"}, "who has no other is tried all the same"
     now_s += AVOID_S
     assert await chosen(router) == {"a", "b", "c"}
-    assert not avoided.names()
+    assert not here.names()
 
 
 async def first_choice(router: Any, key: str) -> str:
@@ -119,12 +122,32 @@ async def test_a_fuller_replica_gets_no_more_for_the_sake_of_its_cache() -> None
     assert not has_room(5, 0)
 
 
+def test_serves_copy_of_the_class_hears_of_its_process() -> None:
+    """Serve pickles the module by value: objects in it would be copied too."""
+    path: Any = f"{LeaseRouter.__module__}:LeaseRouter"
+    config = RequestRouterConfig(request_router_class=path)
+    pickled = config.get_serialized_request_router_cls()
+    assert pickled is not None
+    hears = (
+        "import sys; from ray import cloudpickle\n"
+        "from deployments.serve.avoided import avoided\n"
+        "from deployments.serve.full import full\n"
+        "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "assert 'deployments.serve.lease_router' not in sys.modules\n"
+        "assert router._preferred.__globals__['avoided']() is avoided()\n"
+        "replica = router.create_replica_wrapper.__globals__['LeaseReplica']\n"
+        "assert replica.get_queue_len.__globals__['full']() is full()"
+    )
+    ended = subprocess.run([sys.executable, "-c", hears], input=pickled, capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
+
+
 async def test_an_avoided_replica_is_not_preferred_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    avoided = AvoidedReplicas()
-    monkeypatch.setattr(lease_router_module, "avoided", avoided)
+    here = AvoidedReplicas()
+    monkeypatch.setattr(lease_router_module, "avoided", lambda: here)
     router = lease_router("a", "b", "c")
     before = await first_choice(router, "key")
-    avoided.add(before)
+    here.add(before)
     after = await first_choice(router, "key")
     assert after not in ("", before)
     assert await first_choice(lease_router("a"), "key") == "a", "the only one is the only choice"

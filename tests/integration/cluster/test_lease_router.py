@@ -1,4 +1,4 @@
-"""Leases over real Serve: near what begins alike, and while one of two replicas is stopped."""
+"""Leases over real Serve: near what begins alike, with a replica stopped, with all places taken."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.serve.exceptions import RequestCancelledError
 
+from deployments.serve.full import full
 from models.protocol.leases import LeaseRequest
 from tests.harness.held_services import HeldService
 from tests.harness.private_serve import applications
@@ -109,3 +110,39 @@ async def test_a_stopped_replica_is_passed_over_until_it_goes_on(handle: Any) ->
     async with asyncio.timeout(WAIT_S):
         while stopped not in await take(handle, 20):
             pass
+
+
+async def become_full(is_full: bool) -> None:
+    for _ in range(int(WAIT_S / 0.05)):
+        if full().has("Single") == is_full:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{is_full=} does not come")
+
+
+async def test_full_is_told_from_silent(held: HeldService) -> None:
+    held.get("bare_serve")
+    place: Any = Place
+    single = place.options(name="Single", num_replicas=1, max_ongoing_requests=1)
+    with applications({"single": single.bind()}):
+        handle: Any = serve.get_app_handle("single")
+        lease = handle.options(stream=True, method_name="lease")
+        taken = lease.remote()
+        async with asyncio.timeout(WAIT_S):
+            holder = await anext(taken)
+        assert not full().has("Single")
+        waiting = lease.remote()
+        turn = asyncio.ensure_future(anext(waiting))
+        await become_full(True)
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            assert full().has("Single"), "a full replica is asked again while a request waits"
+        os.kill(holder, signal.SIGSTOP)
+        try:
+            await become_full(False)
+        finally:
+            os.kill(holder, signal.SIGCONT)
+        async with asyncio.timeout(WAIT_S):
+            await give_back(taken)
+            assert await turn == holder
+            await give_back(waiting)

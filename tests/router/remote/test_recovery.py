@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from models.protocol.errors import LinkLost, ReplicasLost, Unavailable
+from models.protocol.errors import LinkLost, NoReplica, ReplicasLost, Unavailable
 from models.protocol.messages import NeedOpen, NeedPrefix, Sampling, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.generator import SpeculativeGenerator
@@ -57,8 +57,10 @@ async def generated(
     return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
 
 
-def target(faults: Faults, num_refusals: float) -> FaultyPool:
-    return FaultyPool("target", ScriptedEngine, faults, num_refusals=num_refusals)
+def target(
+    faults: Faults, num_refusals: float, refusal: type[Unavailable] = NoReplica
+) -> FaultyPool:
+    return FaultyPool("target", ScriptedEngine, faults, num_refusals=num_refusals, refusal=refusal)
 
 
 async def points() -> list[str]:
@@ -68,34 +70,40 @@ async def points() -> list[str]:
     return faults.names
 
 
-async def test_a_running_stream_waits_longer_for_a_replica_than_a_new_request() -> None:
+async def test_a_running_stream_waits_longer_for_a_place_than_a_new_request() -> None:
     limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "failover_s": 20.0})
-    pool = target(Faults({len(await points()) // 2}), num_refusals=60)
+    pool = target(Faults({len(await points()) // 2}), num_refusals=60, refusal=Unavailable)
     clock = asyncio.get_running_loop().time
     started_at = clock()
     losses = Losses()
     assert await generated(pool, limits, losses) == continuation(PROMPT, NUM_TOKENS)
     assert limits.queue_wait_s < clock() - started_at < limits.failover_s
 
-    refusing = target(Faults(), math.inf)
-    refusing.num_refusals_left = math.inf
-    with pytest.raises(Unavailable, match=r"^no target within the limit of 0\.05 s: target is st"):
-        await generated(refusing, limits, losses)
-    assert refusing.leases == []
+    full = target(Faults(), math.inf, refusal=Unavailable)
+    full.num_refusals_left = math.inf
+    with pytest.raises(
+        Unavailable, match=r"^no target within the limit of 0\.05 s: target refuses"
+    ):
+        await generated(full, limits, losses)
+    assert full.leases == []
 
 
-async def test_the_first_requests_of_a_service_wait_for_its_target_to_load() -> None:
+@pytest.mark.parametrize("was_there", [False, True], ids=["at the start", "after a loss"])
+async def test_new_requests_wait_for_a_target_to_load(was_there: bool) -> None:
     limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "first_token_s": 0.4})
+    losses = Losses()
+    if was_there:
+        await generated(target(Faults(), 0), limits, losses)
     clock = asyncio.get_running_loop().time
     started_at = clock()
-    refusing = target(Faults(), math.inf)
-    refusing.num_refusals_left = math.inf
+    away = target(Faults(), math.inf)
+    away.num_refusals_left = math.inf
     with pytest.raises(Unavailable, match=r"^no target within the limit of 0\.4 s"):
-        await generated(refusing, limits)
+        await generated(away, limits, losses)
     assert 0.4 <= clock() - started_at < 1.0
     loading = target(Faults(), 0)
     loading.num_refusals_left = 20  # some 0.1 s
-    assert await generated(loading, limits) == continuation(PROMPT, NUM_TOKENS)
+    assert await generated(loading, limits, losses) == continuation(PROMPT, NUM_TOKENS)
 
 
 async def test_the_fail_over_limit_is_the_end() -> None:
