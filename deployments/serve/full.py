@@ -1,8 +1,8 @@
 """Deployments whose replicas have lately said that they are full, so that a lease waits its turn.
 
-A deployment that waits in vain and is not full has nobody: each replica starts, is lost or does not
-answer. Serve's handles do not tell the two apart. Serve's request router may run in a thread of its
-own: all methods may be called from any.
+Where a lease is waited for in vain and nobody is full, nobody is there. Each replica starts, is
+lost or does not answer. Serve's handles do not tell the two apart. Serve's request router may run
+in a thread of its own: all methods may be called from any.
 """
 
 from __future__ import annotations
