@@ -15,7 +15,7 @@ from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad, Load
 from loadtest.service.parts import EDGE_KINDS, KINDS
 from loadtest.service.replicas import Sample, changes, drained_sessions, look_at_replicas
-from loadtest.service.served import Config
+from loadtest.service.served import POD_ENVIRONMENT, Config
 from loadtest.service.watch import Watch
 from loadtest.trial.checks import Limit, nothing_held
 from loadtest.trial.events import SIGNALS, Hold, Strike, Until
@@ -82,7 +82,7 @@ FAULTS = Trial(
     },
     choices={"kinds": KINDS, "signals": SIGNALS},
     quick={"kinds": ("target-rank",), "signals": ("KILL",), "streams": 2},
-    place=Place(change=_as_asked),
+    place=Place(change=_as_asked, environment=POD_ENVIRONMENT),
     loads=streams,
     events=_calm_and_strikes,
     after=(nothing_held(_freed_s),),

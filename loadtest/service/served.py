@@ -33,11 +33,13 @@ from loadtest.service.attached import gcs_address
 from loadtest.service.sessions import kill_session
 
 # The pods have the same (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
-POD_ENVIRONMENT = {  # of k8s/base; the last two so that a refusal is said
+POD_ENVIRONMENT = {  # of k8s/base
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
-    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # so that a refusal is said
     "RAY_SERVE_LOG_TO_STDERR": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",
 }
 READY_TIMEOUT_S = 180.0
 # Background processes of a shell ignore Ctrl-C; the service must not. No function in the child: for
