@@ -43,7 +43,12 @@ def test_a_key_that_is_named_exists(span: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    ["waited for room on the model", "long bodies are being read", "replica granted a lease"],
+    [
+        "waited for room on the model",
+        "long bodies are being read",
+        "all replicas are busy",
+        "replica granted a lease",
+    ],
 )
 def test_a_message_that_is_quoted_is_written(message: str) -> None:
     assert message in PAGE
