@@ -32,9 +32,7 @@ HIGH_WATER_MARK = 4096  # frames queued per peer and direction, unless the confi
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first
 _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
-# A process whose end of a link is silent for so long counts as dead; its sessions go elsewhere. ZMQ's
-# own thread answers heartbeats, so neither a long pass nor a held GIL is silence.
-SILENCE_TIMEOUT_S = 5.0
+SILENCE_TIMEOUT_S = 5.0  # a process whose end of a link is silent for so long counts as dead
 _HEARTBEAT_S = 1.5
 
 Message = TypeVar("Message")
