@@ -59,7 +59,7 @@ def _freed_s(terms: Terms) -> float:
 
 def _as_asked(config: Config, terms: Terms) -> None:
     for deployment in config["applications"][0]["deployments"]:
-        if terms.replicas and deployment["name"] in ("Target", "Constraint"):
+        if terms.replicas and deployment["name"] != "Draft":
             deployment["num_replicas"] = terms.replicas
     if terms.spare:
         config["applications"][0]["args"]["target"]["spare"] = True
@@ -74,7 +74,7 @@ FAULTS = Trial(
         "kinds": KINDS,
         "signals": tuple(SIGNALS),
         "streams": 8,  # free ones, and as many constrained
-        "replicas": 0,  # of Target and of Constraint; 0: as the config has
+        "replicas": 0,  # of all but drafts; 0: as the config has
         "spare": 0,  # 1: the target has one; 0: as the config has
         "gap_s": 1.0,  # longest in a stream, but for a lost target
         "target_gap_s": 3.0,
