@@ -141,19 +141,31 @@ class RemoteConstrainer:
             answer = await self._ask_commit(lease, generated, len(generated), list(tokens))
             if isinstance(answer, GrammarCommitted):
                 return answer
-            if answer.is_unknown:
-                await self._open_on(lease, peers=sorted(self._admitted))
-            await self._replay(lease, generated, _common_len(generated, answer))
+            await self._replay(lease, generated, await self._shared_len(lease, generated, answer))
         raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays", "fault")
 
     async def _replay(
         self, lease: ConstraintLease, generated: TokenSequence, base_len: int
     ) -> Forced:
-        tokens = generated.ids[base_len:]
-        answer = await self._ask_commit(lease, generated, base_len, tokens)
-        if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
-            raise LinkLost("the matcher did not take back the committed tokens", "fault")
-        return answer.forced
+        for _ in range(_MAX_REPLAYS):  # a late close may have ended what was just opened
+            tokens = generated.ids[base_len:]
+            answer = await self._ask_commit(lease, generated, base_len, tokens)
+            if isinstance(answer, GrammarStale):
+                base_len = await self._shared_len(lease, generated, answer)
+            elif answer.num_valid == len(tokens):
+                return answer.forced
+            else:
+                break
+        raise LinkLost("the matcher did not take back the committed tokens", "fault")
+
+    async def _shared_len(
+        self, lease: ConstraintLease, generated: TokenSequence, answer: GrammarStale
+    ) -> int:
+        """Return how many tokens the matcher has of ours; a grammar it lacks is opened again."""
+        if answer.is_unknown:
+            await self._open_on(lease, peers=sorted(self._admitted))
+        is_ours = generated.holds(answer.committed_len, answer.committed_hash)
+        return answer.committed_len if is_ours else 0
 
     async def _open_on(self, lease: ConstraintLease, peers: list[str]) -> GrammarReady:
         message = GrammarOpen(
@@ -212,26 +224,15 @@ class RemoteConstrainer:
             raise
 
     async def _disconnect(self) -> None:
-        if self._lease is not None:
-            await self._give_back(self._lease)
-            self._lease = (
-                None  # only now: a task cancelled before this leaves it to be released again
-            )
-
-    async def _give_back(self, lease: ConstraintLease) -> None:
-        lease.channel.send(
-            GrammarClose(session_id=self._session_id, epoch=lease.grant.endpoint.epoch)
-        )
-        await lease.release()
+        lease = self._lease
+        if lease is not None:
+            epoch = lease.grant.endpoint.epoch
+            lease.channel.send(GrammarClose(session_id=self._session_id, epoch=epoch))
+            await lease.release()
+            self._lease = None  # only now: a task cancelled before this leaves it for `close`
 
 
 def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
     if refused.is_client_error:
         return UnsupportedGrammar(refused.message)
     return Unavailable(refused.message)
-
-
-def _common_len(generated: TokenSequence, answer: GrammarStale) -> int:
-    """Return the matcher's committed length if it holds a prefix of ours, else 0."""
-    is_ours = generated.holds(answer.committed_len, answer.committed_hash)
-    return answer.committed_len if is_ours else 0

@@ -20,6 +20,7 @@ from models.protocol.messages import (
     GrammarOpen,
     GrammarReady,
     GrammarRefused,
+    GrammarStale,
     LeaseGrant,
 )
 from models.protocol.token_sequence import TokenSequence
@@ -119,6 +120,25 @@ async def test_one_doubled_answer_does_not_double_all_later_commits() -> None:
         await session.commit(generated, [token])
         generated.extend([token])
     assert commits == [1, 2, 3, 4, 5]
+
+
+async def test_a_late_close_of_an_earlier_lease_costs_no_replica() -> None:
+    """It ends the grammar that was just opened again, before its tokens are replayed."""
+    is_closed = True
+
+    def script(message: ConstraintRequest) -> list[ConstraintReply]:
+        nonlocal is_closed
+        if isinstance(message, GrammarCommit) and is_closed:
+            is_closed = False
+            return [GrammarStale(session_id="s", seq=message.seq, is_unknown=True)]
+        return accept(message)
+
+    replica = ScriptedReplica(script)
+    session, generated = session_on(replica)
+    generated.extend([7, 8])
+    assert (await session.commit(generated, [9])).num_valid == 1
+    kinds = [type(message).__name__ for message in replica.sent]
+    assert kinds == ["GrammarOpen", "GrammarCommit"] * 2 + ["GrammarCommit"], "and no close"
 
 
 class SlowToRelease(ScriptedReplica):
