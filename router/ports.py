@@ -80,7 +80,6 @@ class FreeDraft:
     cells: Sequence[int] = ()
 
 
-@runtime_checkable
 class FreeDrafter(Protocol):
     """Drafts by looking into text that is known: no model, no step, nothing to wait for."""
 

@@ -310,7 +310,7 @@ class Handlers:
         failed = partial(error_body, record)
         if job.is_stream:
             return EventStream(
-                event_stream(items, job),
+                event_stream(items, job, transport.stream_interval),
                 waits=Waits(send_timeout_s, transport.heartbeat_s),
                 failed=lambda error: job.encode([job.sealed(job.failed(failed(error)))]),
             )

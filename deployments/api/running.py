@@ -10,7 +10,7 @@ from deployments.api.jobs import Job
 from deployments.api.observer import ChoiceObserver
 from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
 from deployments.api.writing.writers import Writer
-from models.protocol.errors import InternalError
+from models.protocol.errors import InternalError, ServingError
 from router.types import Delta, Finished
 
 
@@ -57,35 +57,53 @@ async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> li
     raise InternalError("the generation ended without an end")
 
 
-async def event_stream(items: ChoiceItems, job: Job) -> AsyncGenerator[bytes, None]:
+async def event_stream(
+    items: ChoiceItems, job: Job, interval: int = 1
+) -> AsyncGenerator[bytes, None]:
     """Encoded events, one for each block of text, then the ends.
 
     Args:
         items: of all choices; closed in any case.
         job: whose answer it is.
+        interval: tokens that are gathered before their events are yielded, but for the first.
     """
-    writer, num_choices, marks = job.writer, len(job.requests), job.marks
+    num_choices, marks = len(job.requests), job.marks
+    num_gathered: int | None = None  # tokens since the last events; None: there were none yet
     async with aclosing(items):
-        bodies = writer.opening()  # sent together with the first text
+        bodies = job.writer.opening()  # sent together with the first text
         if marks is not None and marks.has_begun:
             bodies = []
         ends: dict[int, Finished] = {}
-        async for index, item in items:
-            if isinstance(item, Delta):
-                for part, is_new in [(item, True)] if marks is None else marks.parts(index, item):
-                    of_part = await writer.delta(index, part)
-                    bodies += of_part if is_new else []
+        try:
+            async for index, item in items:
+                bodies += await _bodies(job, index, item)
+                if isinstance(item, Finished):
+                    ends[index] = item
+                    if len(ends) == num_choices:
+                        break
+                elif num_gathered is not None:
+                    num_gathered += len(item.token_ids)
+                if bodies and (num_gathered is None or num_gathered >= interval):
+                    yield job.events(bodies)
+                    bodies, num_gathered = [], 0
             else:
-                ends[index] = item
-                if marks is not None:
-                    marks.check_end(index)
-                bodies += writer.closing(index, item)
-                if len(ends) == num_choices:
-                    break
-            if bodies:
+                raise InternalError("the generation ended without an end")
+        except ServingError:
+            if bodies and num_gathered is not None:  # else the error may have its own status
                 yield job.events(bodies)
-                bodies = []
-        else:
-            raise InternalError("the generation ended without an end")
-        bodies += writer.trailing([ends[i] for i in range(num_choices)])
+            raise
+        bodies += job.writer.trailing([ends[i] for i in range(num_choices)])
         yield job.events(bodies) + job.done
+
+
+async def _bodies(job: Job, index: int, item: Delta | Finished) -> list[bytes]:
+    """Return the bodies of an item's events; a client that goes on has those before its mark."""
+    if isinstance(item, Finished):
+        if job.marks is not None:
+            job.marks.check_end(index)
+        return job.writer.closing(index, item)
+    bodies: list[bytes] = []
+    for part, is_new in [(item, True)] if job.marks is None else job.marks.parts(index, item):
+        of_part = await job.writer.delta(index, part)
+        bodies += of_part if is_new else []
+    return bodies

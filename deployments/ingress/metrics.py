@@ -201,11 +201,13 @@ class RequestMetrics(Sink):
         self._tokens = Table(meters, TOKENS)
         self._speculation = Table(meters, SPECULATION)
         self._lookaheads = Table(meters, LOOKAHEADS)
+        self._num_generated = 0  # not yet published: a record costs more than the rest of an event
         self.last_progress_s = -math.inf  # time.monotonic when any choice last got something
         self._publish()
 
     def text(self) -> bytes:
         """Return all instruments in Prometheus' text format."""
+        self._publish()
         return self._meters.text()
 
     def set_load(self, num_running: int, num_waiting: int) -> None:
@@ -231,7 +233,7 @@ class RequestMetrics(Sink):
 
     def tokens(self, choice: int, delta: Delta) -> None:
         """See `Sink.tokens`; those of requests that fail or are left count too."""
-        self._events.generated.add(len(delta.token_ids))
+        self._num_generated += len(delta.token_ids)
 
     def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """See `Sink.first_tokens`."""
@@ -267,4 +269,6 @@ class RequestMetrics(Sink):
         self._events.failure.add(code=code)
 
     def _publish(self) -> None:
+        self._events.generated.add(self._num_generated)
+        self._num_generated = 0
         self._state.follow(self._now)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from models.protocol.errors import Unavailable
 from models.protocol.messages import Proposal
@@ -136,8 +137,9 @@ class SessionDrafters:
 
     def _free(self) -> Iterator[NamedFree]:
         for place in self._places:
-            if place.traits.is_free and isinstance(drafter := place.drafter(), FreeDrafter):
-                yield NamedFree(place.traits, drafter)
+            # Asked after every token; `isinstance` of a protocol costs as much as the rest of it.
+            if place.traits.is_free and hasattr(drafter := place.drafter(), "look"):
+                yield NamedFree(place.traits, cast("FreeDrafter", drafter))
 
     async def propose(
         self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int] = ()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from models.config import Section
+from models.config import PositiveInt, Section
 
 ANY_ORIGIN = "*"
 _NO_ORIGIN = "null"  # sent by a browser for a page of a file
@@ -35,6 +35,13 @@ class HttpConfig(Section):
         description="the same for an answer that is not streamed, which is sent its headers and a "
         "line break before its JSON; an error after that ends the connection, since the status "
         "200 is sent already; 0: never",
+    )
+
+    stream_interval: PositiveInt = Field(
+        default=1,
+        description="tokens that a stream gathers before it sends their events, its first apart: "
+        "Serve's proxy works for each write, so 4 spare a busy machine a good part of that, and "
+        "text comes in bursts",
     )
 
     @field_validator("allowed_origins")

@@ -67,6 +67,7 @@ WORDS: dict[str, Word] = {
     ),
     "tool_call_parser": Word(place="router.tool_call_parser"),
     "reasoning_parser": Word(place="router.reasoning_parser"),
+    "stream_interval": Word("int", "router.http.stream_interval"),
     "speculative_config": Word("json"),
     # These ask for nothing, or are not here.
     "trust_remote_code": Word("bool", nothing=(False,), instead=_NO_CODE),

@@ -49,6 +49,7 @@ MAPPED: list[tuple[str, Any, str, Any]] = [
     ("enforce_eager", False, "target.graphs", "auto"),
     ("tool_call_parser", "hermes", "router.tool_call_parser", "hermes"),
     ("reasoning_parser", "qwen3", "router.reasoning_parser", "qwen3"),
+    ("stream_interval", 4, "router.http.stream_interval", 4),
 ]
 
 

@@ -1,0 +1,60 @@
+"""`router.http.stream_interval`: several tokens in one write, none of them lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import pytest
+
+from deployments.api.jobs import chat_job
+from deployments.api.running import event_stream
+from deployments.api.schemas.requests import ChatCompletionRequest
+from models.protocol.errors import Unavailable
+from router.types import Delta, Finished
+from tests.fakes.http import ScriptedGenerator, served_model
+
+WORDS = tuple("abcdefgh")
+
+
+async def written(generator: ScriptedGenerator, interval: int) -> list[str]:
+    """The text of each write; an error ends them."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    job = chat_job(ChatCompletionRequest.model_validate(body), served_model())
+    tokenizer = served_model().tokenizer
+
+    async def items() -> AsyncGenerator[tuple[int, Delta | Finished], None]:
+        async for item in generator.generate(job.requests[0], tokenizer.detokenizer()):
+            yield 0, item
+
+    texts = []
+    with suppress(Unavailable):
+        async for chunk in event_stream(items(), job, interval):
+            lines = [line for line in chunk.split(b"\n") if line.startswith(b"data: {")]
+            choices = [choice for line in lines for choice in json.loads(line[6:])["choices"]]
+            texts.append("".join(choice["delta"].get("content") or "" for choice in choices))
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("interval", "texts"),
+    [
+        (1, [*WORDS, ""]),
+        (3, ["a", "bcd", "efg", "h"]),
+        (7, ["a", "bcdefgh", ""]),
+        (8, ["a", "bcdefgh"]),
+        (100, ["a", "bcdefgh"]),
+    ],
+)
+async def test_tokens_are_gathered_but_for_the_first(interval: int, texts: list[str]) -> None:
+    assert await written(ScriptedGenerator(WORDS), interval) == texts
+
+
+@pytest.mark.parametrize(
+    ("error_at", "texts"), [(0, []), (1, ["a"]), (3, ["a", "bc"]), (4, ["a", "bcd"])]
+)
+async def test_an_error_comes_after_all_that_was_gathered(error_at: int, texts: list[str]) -> None:
+    generator = ScriptedGenerator(WORDS, error=Unavailable("gone"), error_at=error_at)
+    assert await written(generator, 3) == texts
+    assert generator.closed == 1
