@@ -42,6 +42,11 @@ _MODEL_NAME = RouterConfig().model_name  # a label of the metrics
 _HEALTH_PERIOD_S = 1.0
 _ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
+# One event loop for Serve's part of a router and ours: each event would go from thread to thread.
+_ONE_LOOP = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
 _LEASE_ROUTER = "deployments.serve.lease_router:LeaseRouter"
 
 
@@ -103,7 +108,7 @@ def build(args: DeployedConfig) -> Application:
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
-        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS, "runtime_env": {"env_vars": _ONE_LOOP}},
         # Room beyond what is admitted, so that the router itself can answer 429 and /health, also
         # when a user_config lets in more.
         max_ongoing_requests=ADMISSION_HEADROOM * num_admitted + _SPARE_REQUESTS,

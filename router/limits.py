@@ -25,8 +25,8 @@ class SessionLimits(Section):
 
     queue_wait_s: PositiveFloat = Field(
         default=15.0,  # above stall_timeout_s: a target that hangs is found first
-        description="for a place in the router, then 429; then for a lease on a target, then 503; "
-        "a request that would most likely wait for more than half of it gets 429 at once",
+        description="for a place in the router, then 429; then for a lease while all targets are "
+        "full, then 503; a request that would likely wait for over half of it gets 429 at once",
     )
     first_token_s: PositiveFloat = Field(
         default=60.0,

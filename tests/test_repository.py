@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 42_100,
     "router": 9_510,
-    "deployments": 25_260,
+    "deployments": 25_280,
     "loadtest": 30_450,
-    "tests": 76_690,
+    "tests": 76_760,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

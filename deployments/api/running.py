@@ -60,12 +60,13 @@ async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> li
 async def event_stream(
     items: ChoiceItems, job: Job, interval: int = 1
 ) -> AsyncGenerator[bytes, None]:
-    """Encoded events, one for each block of text, then the ends.
+    """Encoded events: each block of text, and each end, is one.
 
     Args:
         items: of all choices; closed in any case.
         job: whose answer it is.
-        interval: tokens that are gathered before their events are yielded, but for the first.
+        interval: tokens of all choices that are gathered before their events are yielded. The
+            first and each choice's last wait for no other.
     """
     num_choices, marks = len(job.requests), job.marks
     num_gathered: int | None = None  # tokens since the last events; None: there were none yet
@@ -83,7 +84,8 @@ async def event_stream(
                         break
                 elif num_gathered is not None:
                     num_gathered += len(item.token_ids)
-                if bodies and (num_gathered is None or num_gathered >= interval):
+                is_due = num_gathered is None or num_gathered >= interval or index in ends
+                if bodies and is_due:
                     yield job.events(bodies)
                     bodies, num_gathered = [], 0
             else:

@@ -29,7 +29,7 @@ from contextlib import asynccontextmanager
 
 from deployments.api.tenants import ANYBODY, Tenant
 from models.costs.running_mean import running_mean
-from models.protocol.errors import Overloaded
+from models.protocol.errors import Overloaded, Unavailable
 
 _Waiter = tuple[Tenant, asyncio.Future[None]]
 
@@ -79,11 +79,15 @@ class AdmissionControl:
             self._take(tenant)
         else:
             await self._wait(tenant)
-        began_s = self._clock()
+        began_s, tells_length = self._clock(), True
         try:
             yield
+        except Unavailable:  # it has waited for what was away
+            tells_length = False
+            raise
         finally:
-            self._note_end(self._clock() - began_s)
+            if tells_length:
+                self._note_end(self._clock() - began_s)
             self._give_back(tenant)
 
     def refuse_when_full(self, tenant: Tenant = ANYBODY) -> None:

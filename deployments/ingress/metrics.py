@@ -138,7 +138,9 @@ class _Events:
             "Requests under a grammar that ended; by length: cut off, so their JSON does not parse",
             ["finished_reason"],
         )
-        self.generated = meters.counter("vllm:generation_tokens", "Tokens generated, as they come")
+        self.generated = meters.counter(
+            "vllm:generation_tokens", "Tokens generated, within a second"
+        )
         self.failure = meters.counter(
             "outrider:request_failure", "Requests that ended with an error, by its code", ["code"]
         )

@@ -78,6 +78,7 @@ class ServeLease(Generic[Request, Reply]):
         reason: LossReason = "gone"
         try:
             message = f"the replica lost its model: {(await anext(self._stream)).reason}"
+            reason = "replaced"  # or its process would be gone
         except StopAsyncIteration:
             message, reason = "the replica ended the lease", "ended"
         except CALL_ERRORS as error:
@@ -121,7 +122,7 @@ class ServePool(Generic[Request, Reply]):
         Texts of the same `prefix_key` prefer the same replica, see `serve/lease_router.py`.
         """
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        refusal = "all replicas are starting, or do not answer"
+        refusal = "others start, or do not answer"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -136,7 +137,7 @@ class ServePool(Generic[Request, Reply]):
         except TimeoutError:
             complaint = f"no {self._deployment_name} replica granted a lease within {timeout_s:g} s"
             if full().has(self._deployment_name):
-                raise Unavailable(f"{complaint}: all replicas are busy") from None
+                raise Unavailable(f"{complaint}: all replicas are busy; {refusal}") from None
             raise NoReplica(f"{complaint}: {refusal}") from None
 
     async def _lease_once(self, session_id: str, prefix_key: str) -> ServeLease[Request, Reply]:

@@ -77,8 +77,6 @@ class _Connection:
         self._channels: dict[str, LinkChannel[Any, Any]] = {}
         self._outbox: list[Any] = []
         self._socket = client.context.socket(zmq.DEALER)
-        # Half the time for a heartbeat, and half to be connected again after a missed one.
-        self._reconnect_limit_s = client.silence_timeout_s / 2
         configure_client(
             self._socket,
             client.keys,
@@ -95,7 +93,7 @@ class _Connection:
         self._link = LoopSocket(self._socket, self._receive, self._on_failure)
         self._events = LoopSocket(self._monitor, self._watch, self._on_failure)
         self._silence_timer: asyncio.TimerHandle | None = None
-        self._begin_silence()
+        self._begin_silence(client.silence_timeout_s)
         self._renewing = asyncio.create_task(self._renew(), name=f"renew {endpoint.address}")
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -158,11 +156,12 @@ class _Connection:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._end_silence()
         elif event == zmq.EVENT_DISCONNECTED and self._silence_timer is None:
-            self._begin_silence()
+            # Half the time was for a heartbeat, and half is to be connected again.
+            self._begin_silence(self._client.silence_timeout_s / 2)
 
-    def _begin_silence(self) -> None:
+    def _begin_silence(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._silence_timer = loop.call_later(self._reconnect_limit_s, self._give_up)
+        self._silence_timer = loop.call_later(limit_s, self._give_up)
 
     def _end_silence(self) -> None:
         if self._silence_timer is not None:

@@ -1,4 +1,4 @@
-"""Deployments whose replicas have lately said that they are full, so that a lease waits its turn.
+"""Deployments whose replicas have lately said that they are full, to tell full ones from none.
 
 Where a lease is waited for in vain and nobody is full, nobody is there. Each replica starts, is
 lost or does not answer. Serve's handles do not tell the two apart. Serve's request router may run
@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# While a request waits, Serve asks full replicas again after half a second at most; on a busy
-# machine an answer may take as long as one to a lease (`lease_router.ANSWER_LIMIT_S`).
+# While a request waits, Serve asks full replicas again after half a second at most. It waits a
+# second for an answer, so this outlasts two that were late.
 _KNOWN_S = 3.5
 
 

@@ -6,7 +6,7 @@ length that it knows. The replica looks emptier than all others as its sessions 
 Here a choice that has not answered within `ANSWER_LIMIT_S` counts as unavailable. Serve then
 forgets its queue length, so it is no choice until it answers a probe. Serve chooses again for the
 same request, which keeps its place in the queue. A replica that this process avoids (`avoided`) is
-chosen only where there is no other. A request with a `prefix_key` first tries the replica that
+chosen only where no other has room. A request with a `prefix_key` first tries the replica that
 texts of that beginning go to (`nearest`). It does so while that one is not fuller than others.
 
 Ray calls this in the process that holds the handle, in one event loop. The interface is
@@ -56,9 +56,13 @@ class LeaseReplica(RunningReplica):
     async def get_queue_len(self, *, deadline_s: float) -> int:
         """See `RunningReplica.get_queue_len`; while requests wait, Serve asks all full replicas."""
         length = await super().get_queue_len(deadline_s=deadline_s)
-        if length >= self.max_ongoing_requests:
-            full().note(self.replica_id.deployment_id.name)
+        _note_length(self, length)
         return length
+
+
+def _note_length(replica: RunningReplica, length: int) -> None:
+    if length >= replica.max_ongoing_requests:
+        full().note(replica.replica_id.deployment_id.name)
 
 
 _PowerOfTwoChoices: Any = power_of_two_choices()
@@ -80,7 +84,18 @@ class LeaseRouter(_PowerOfTwoChoices):
         others = await super().choose_replicas(candidate_replicas, pending_request)
         key = _prefix_key(pending_request)
         preferred = self._preferred(key) if key else None
-        return others if preferred is None else [[preferred], *others]
+        names = avoided().names()
+        # Who has room and answers is better than nobody, once all others are full.
+        last = [one for name, one in self.curr_replicas.items() if name.unique_id in names]
+        first = [] if preferred is None else [[preferred]]
+        return [*first, *others, *([last] if last else [])]
+
+    def on_new_queue_len_info(self, replica_id: Any, num_ongoing_requests: int) -> None:
+        """See `RequestRouter.on_new_queue_len_info`; a replica that rejects a request says so."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        replica = self.curr_replicas.get(replica_id)
+        if replica is not None:
+            _note_length(replica, num_ongoing_requests)
 
     def _preferred(self, prefix_key: str) -> RunningReplica | None:
         """Return the replica that a key prefers, unless it is too full for that."""

@@ -23,7 +23,7 @@ from loadtest.client.thread import LoadThread
 
 _KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
 _LONG_WAIT_S = 2.0  # longer ones are told with the event that they touched
-REFUSALS = (429, 503)  # full; no target to be had within queue_wait_s
+REFUSALS = (429, 503)  # full; no target to be had in time
 _GOING_ON_LIMIT_S = 60.0  # a stream that broke has its rest by then
 _SILENCE_S = 6.0  # three heartbeats of a router: it is gone
 _AFTER_FAILURE_S = 0.5  # a service that refuses is not to be hammered

@@ -38,10 +38,12 @@ _SEEDS = itertools.count(1)
 
 
 @contextmanager
-def streams(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]:
+def streams(
+    terms: Terms, ways: Mapping[str, Way], environment: Mapping[str, str] = POD_ENVIRONMENT
+) -> Iterator[Mapping[str, Turn]]:
     """Yield stories that are streamed all at once, for each way."""
     prompts = demo_prompts(terms.count, kind="story")
-    with _service() as service:
+    with _service(environment) as service:
         yield {
             name: partial(run_streams, service, prompts, terms.tokens, way)
             for name, way in ways.items()
@@ -163,19 +165,22 @@ def _body(prompt: Sequence[int], num_tokens: int, way: Way) -> dict[str, Any]:
 
 
 @contextmanager
-def _service() -> Iterator[Served]:
+def _service(environment: Mapping[str, str] = POD_ENVIRONMENT) -> Iterator[Served]:
     def change(tree: Config) -> None:
         arguments = tree["applications"][0]["args"]
         for part in ("target", "draft"):
             arguments[part]["enable_prefix_caching"] = False
 
-    with served(_CONFIG, change=change, environment=POD_ENVIRONMENT) as service:
+    with served(_CONFIG, change=change, environment=environment) as service:
         yield service
 
 
 OVERHEAD = Experiment(
     question="what does serving cost: the router's CPU time of an event",
-    lines={"streams of the demo": streams},
+    lines={
+        "streams of the demo": streams,
+        "without the pods' environment": partial(streams, environment={}),
+    },
     ways={"adaptive": Way(), "k=0": Way(k=0)},
     stages=("http",),
     batches=(32,),

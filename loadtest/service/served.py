@@ -36,6 +36,7 @@ from loadtest.service.sessions import kill_session
 POD_ENVIRONMENT = {  # of k8s/base
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # so that a refusal is said
     "RAY_SERVE_LOG_TO_STDERR": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

@@ -2,11 +2,10 @@
 
 A session has one `Recovery` for its target and one for its constraint replica. The window opens
 when the part is found missing (or is first asked for) and closes with its next answer. A replica
-that grants a lease and is lost again does not close it. Attempts follow each other within the
-window with growing pauses. A first lease has the lease's limit while replicas are full. A session
-that has lost its replica has the fail-over's, because a replacement may have to load a model first.
-Where no replica is there at all (`NoReplica`), a model loads as well. A first lease then waits as
-long as a first token may, or a fail-over if that is shorter.
+that grants a lease and is lost again does not close it. Attempts follow each other within it with
+growing pauses. A first lease has the lease's limit while replicas are full. If no replica is there
+(`NoReplica`), a model loads. A lease waits as for a first token then, or for a fail-over if that is
+shorter. So does a session that has lost its replica, for the fail-over's limit.
 
 Refused leases only take time. Lost replicas (`LinkLost`) are counted as well, and no answer resets
 the count. A request that brings down its replica, be it in its second round, must not be tried on
@@ -92,7 +91,8 @@ class Recovery:
         """
         self.note_loss(error)
         self.check_losses()
-        self._is_nobody_there = isinstance(error, NoReplica)
+        if not isinstance(error, LinkLost):  # which tells nothing of others
+            self._is_nobody_there = isinstance(error, NoReplica)
         left_s = self._left_s()
         if left_s <= 0.0:
             raise self._told(Unavailable(self._complaint(error))) from error

@@ -116,6 +116,11 @@ def test_serve_turns_clients_away_as_the_router_does() -> None:
     assert options.backpressure_config.retry_after_s >= 1
 
 
+def test_a_router_has_one_event_loop() -> None:
+    environment = deployments(build(config()))["Router"].ray_actor_options["runtime_env"]
+    assert environment["env_vars"]["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
+
+
 def test_silence_counts_as_death_after_the_stated_time() -> None:
     target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "stall_timeout_s": 6}
     constraint = {"stall_timeout_s": 12}

@@ -21,6 +21,7 @@ from loadtest.service.served import POD_ENVIRONMENT, Config, Served, options, se
 from tests.fakes.hub import REPOSITORY, hub, hub_variables
 
 PREFIX = "/llm"
+NUM_ONGOING = 48  # in the router; a crowd fills it and then:
 NUM_QUEUED = 16  # in the proxy of Serve; more than begin at once elsewhere
 MOST_SESSIONS = 9  # of one target; with more there are two
 OF_IMAGE = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")  # where it has the repository and models
@@ -73,7 +74,8 @@ def _as_deployed(config: Config) -> None:
     section(config, "target").update(model_path=REPOSITORY, revision="v1")
     # New requests outwait the only target on a busy machine too: each is to have its text.
     section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
-    options(config, "Router")["max_queued_requests"] = NUM_QUEUED
+    limits = {"max_queued_requests": NUM_QUEUED, "max_ongoing_requests": NUM_ONGOING}
+    options(config, "Router").update(limits)
     options(config, "Target").update(_targets_by_sessions())
 
 

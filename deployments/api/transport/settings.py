@@ -39,9 +39,9 @@ class HttpConfig(Section):
 
     stream_interval: PositiveInt = Field(
         default=1,
-        description="tokens that a stream gathers before it sends their events, its first apart: "
-        "Serve's proxy works for each write, so 4 spare a busy machine a good part of that, and "
-        "text comes in bursts",
+        description="tokens of all its choices that a stream gathers before it sends their events, "
+        "its first and last ones apart: each write costs Serve's proxy and the router time; text "
+        "comes in bursts, and what is gathered waits for the next token, through a fail-over too",
     )
 
     @field_validator("allowed_origins")

@@ -202,6 +202,7 @@ class Ahead:
 
     def next_step(self) -> list[Session]:
         """Return the forks to draft for; empty: none is worth a step."""
+        self._choice()  # looks at new drafts: a session may have lost its rows before
         for draft in self._drafts.values():
             for branch in [one for one in draft.branches or [] if one.has_lost_rows]:
                 self._drop(draft, branch)

@@ -187,15 +187,17 @@ async def test_a_granted_lease_without_a_link_is_given_back(
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (None, "starting, or do not answer"),
+        (None, "others start, or do not answer"),
         (RayError("no GPU"), "no GPU"),
         (GRPC_ERROR, "INTERNAL: stream reset"),
     ],
     ids=["silence", "refusals", "grpc"],
 )
 async def test_no_lease_within_the_limit(
-    links: LinkClient, first: Exception | None, reason: str
+    links: LinkClient, first: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nobody = FullDeployments()
+    monkeypatch.setattr(pools, "full", lambda: nobody)
     engines, handle = pool(links, [first])
     with pytest.raises(NoReplica, match=rf"no Target replica .* within 0\.1 s: .*{reason}"):
         await engines.lease("a", timeout_s=0.1)

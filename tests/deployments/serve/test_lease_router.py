@@ -13,6 +13,7 @@ from ray.serve.request_router import PendingRequest
 
 from deployments.serve import lease_router as lease_router_module
 from deployments.serve.avoided import AVOID_S, AvoidedReplicas
+from deployments.serve.full import FullDeployments
 from deployments.serve.lease_router import LeaseRouter
 from deployments.serve.nearest import FEW_SESSIONS, has_room, nearest
 from models.protocol.leases import LeaseRequest
@@ -24,6 +25,7 @@ class Replica:
     """A replica as far as the router must know it to choose it."""
 
     node_id, availability_zone = "node", None
+    max_ongoing_requests = 100
     multiplexed_model_ids: frozenset[str] = frozenset()
 
     def __init__(self, name: str) -> None:
@@ -42,7 +44,7 @@ def names_of(replicas: Any) -> set[str]:
 async def chosen(router: Any, num_choices: int = 40) -> set[str]:
     names = set()
     for _ in range(num_choices):
-        [candidates] = await router.choose_replicas([], asked())
+        candidates, *_ = await router.choose_replicas([], asked())
         names |= names_of(candidates)
     return names
 
@@ -75,6 +77,8 @@ async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one
     here.add("")
     here.add("a")
     assert await chosen(router) == {"b", "c"}
+    _, last = await router.choose_replicas([], asked())
+    assert names_of(last) == {"a"}, "for the case that all others are full"
     here.add("b")
     assert await chosen(router) == {"c"}
     here.add("c")
@@ -120,6 +124,16 @@ async def test_a_fuller_replica_gets_no_more_for_the_sake_of_its_cache() -> None
     load(router, a=50)
     assert await first_choice(router, key) == ""
     assert not has_room(5, 0)
+
+
+async def test_a_replica_that_rejects_a_request_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = FullDeployments()
+    monkeypatch.setattr(lease_router_module, "full", lambda: here)
+    router = lease_router("a", "b")
+    load(router, a=99, gone=100)
+    assert not here.has("Target")
+    load(router, b=100)
+    assert here.has("Target")
 
 
 def test_serves_copy_of_the_class_hears_of_its_process() -> None:

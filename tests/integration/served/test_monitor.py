@@ -8,11 +8,16 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.harness.deployed_demo import NUM_QUEUED, PREFIX, DeployedDemo
+from tests.harness.deployed_demo import NUM_ONGOING, NUM_QUEUED, PREFIX, DeployedDemo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NUM_CLIENTS = 8 * NUM_QUEUED
+NUM_CLIENTS = NUM_ONGOING + NUM_QUEUED + 8
+CHAT = {
+    "model": "outrider-demo",
+    "messages": [{"role": "user", "content": "Tell me a story."}],
+    "max_tokens": 64,
+}
 WAIT_S = 60.0
 
 
@@ -31,9 +36,11 @@ async def test_metrics_and_health_are_served_while_the_queue_is_full(
 
     async def ask_on() -> None:
         while not ended.is_set():
-            statuses[(await client.get(f"{PREFIX}/version")).status_code] += 1
+            answer = await client.post(f"{PREFIX}/v1/chat/completions", json=CHAT)
+            statuses[answer.status_code] += 1
 
-    async with httpx.AsyncClient(base_url=deployed.root_url, timeout=30) as client:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=deployed.root_url, timeout=30, limits=limits) as client:
         await _until(client, "monitor/health", 200)  # it may start after the service
         crowd = [asyncio.create_task(ask_on()) for _ in range(NUM_CLIENTS)]
         try:

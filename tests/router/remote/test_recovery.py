@@ -88,22 +88,29 @@ async def test_a_running_stream_waits_longer_for_a_place_than_a_new_request() ->
     assert full.leases == []
 
 
-@pytest.mark.parametrize("was_there", [False, True], ids=["at the start", "after a loss"])
-async def test_new_requests_wait_for_a_target_to_load(was_there: bool) -> None:
+async def test_new_requests_wait_for_a_target_to_load() -> None:
     limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "first_token_s": 0.4})
-    losses = Losses()
-    if was_there:
-        await generated(target(Faults(), 0), limits, losses)
     clock = asyncio.get_running_loop().time
     started_at = clock()
     away = target(Faults(), math.inf)
     away.num_refusals_left = math.inf
     with pytest.raises(Unavailable, match=r"^no target within the limit of 0\.4 s"):
-        await generated(away, limits, losses)
+        await generated(away, limits)
     assert 0.4 <= clock() - started_at < 1.0
     loading = target(Faults(), 0)
     loading.num_refusals_left = 20  # some 0.1 s
-    assert await generated(loading, limits, losses) == continuation(PROMPT, NUM_TOKENS)
+    assert await generated(loading, limits) == continuation(PROMPT, NUM_TOKENS)
+
+
+async def test_a_replica_that_dies_while_it_is_asked_does_not_shorten_the_wait_for_the_first() -> (
+    None
+):
+    limits = LIMITS.model_copy(update={"queue_wait_s": 0.02, "first_token_s": 5.0})
+    recovery = Recovery("constraint service", limits)
+    await recovery.after(NoReplica("starting"))
+    await asyncio.sleep(0.05)
+    await recovery.after(LinkLost("died while it compiled"))
+    assert recovery.lease_timeout_s() > 1.0
 
 
 async def test_the_fail_over_limit_is_the_end() -> None:

@@ -18,15 +18,17 @@ from tests.fakes.http import ScriptedGenerator, served_model
 WORDS = tuple("abcdefgh")
 
 
-async def written(generator: ScriptedGenerator, interval: int) -> list[str]:
-    """The text of each write; an error ends them."""
+async def written(interval: int, *generators: ScriptedGenerator) -> list[str]:
+    """The text of each write, of one choice after the other; an error ends them."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    body["n"] = len(generators)
     job = chat_job(ChatCompletionRequest.model_validate(body), served_model())
-    tokenizer = served_model().tokenizer
+    detokenizer = served_model().tokenizer.detokenizer()
 
     async def items() -> AsyncGenerator[tuple[int, Delta | Finished], None]:
-        async for item in generator.generate(job.requests[0], tokenizer.detokenizer()):
-            yield 0, item
+        for index, generator in enumerate(generators):
+            async for item in generator.generate(job.requests[index], detokenizer):
+                yield index, item
 
     texts = []
     with suppress(Unavailable):
@@ -48,7 +50,15 @@ async def written(generator: ScriptedGenerator, interval: int) -> list[str]:
     ],
 )
 async def test_tokens_are_gathered_but_for_the_first(interval: int, texts: list[str]) -> None:
-    assert await written(ScriptedGenerator(WORDS), interval) == texts
+    assert await written(interval, ScriptedGenerator(WORDS)) == texts
+
+
+@pytest.mark.parametrize(
+    ("interval", "texts"),
+    [(1, ["a", "b", "c", "", "x", "y", "z", ""]), (3, ["a", "bc", "xyz", ""])],
+)
+async def test_the_end_of_a_choice_waits_for_no_other(interval: int, texts: list[str]) -> None:
+    assert await written(interval, ScriptedGenerator("abc"), ScriptedGenerator("xyz")) == texts
 
 
 @pytest.mark.parametrize(
@@ -56,5 +66,5 @@ async def test_tokens_are_gathered_but_for_the_first(interval: int, texts: list[
 )
 async def test_an_error_comes_after_all_that_was_gathered(error_at: int, texts: list[str]) -> None:
     generator = ScriptedGenerator(WORDS, error=Unavailable("gone"), error_at=error_at)
-    assert await written(generator, 3) == texts
+    assert await written(3, generator) == texts
     assert generator.closed == 1

@@ -280,6 +280,15 @@ def test_a_session_that_ends_or_has_new_terms_leaves_nothing() -> None:
     assert drafting.engine.stats().num_kv_tokens == 0
 
 
+def test_rows_that_are_lost_before_a_draft_is_looked_at_are_not_forked() -> None:
+    drafting = Drafting(9)
+    drafting.ask("a", SAMPLINGS["greedy"], PROMPT)
+    drafting.session("a").release_blocks()  # another session needed them
+    assert drafting.engine.step() == []
+    assert drafting.forks("a") == []
+    assert drafting.ask("a", SAMPLINGS["greedy"], PROMPT).tokens
+
+
 def test_an_ended_text_is_not_drafted_on() -> None:
     drafting = Drafting(9)
     drafting.eos_ids = [EOS_ID]
