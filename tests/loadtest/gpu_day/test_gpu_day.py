@@ -178,13 +178,15 @@ def test_the_command_names_its_options() -> None:
 def test_random_pairs_agree_as_often_as_asked(tmp_path: Path) -> None:
     asks = [Ask(prompt_ids=ids, max_tokens=40) for ids in ((5, 9, 3, 7), (200, 6, 6), (14, 90))]
     lengths = {}
+    timeouts = ROUTER_SECTION.timeouts.model_copy(update={"draft_ms": 60_000.0})
+    patient = ROUTER_SECTION.model_copy(update={"timeouts": timeouts})  # kernels compile meanwhile
     for acceptance in (1.0, 0.0):
         folder = tmp_path / str(acceptance)
         make_random_pair("tiny", folder, acceptance=acceptance)
         terms = Terms(pair=folder, device="cpu", repeats=1, folder=tmp_path)
         target = engine_config(terms, "target", graphs="off")
         draft = engine_config(terms, "draft", graphs="off")
-        with LinkedStage(target, {POOL: draft}, lambda way: ROUTER_SECTION) as stage:
+        with LinkedStage(target, {POOL: draft}, lambda way: patient) as stage:
             run = stage.run(asks, Way(k=3), 3)
         lengths[acceptance] = run.stats.mean_acceptance_length
     assert lengths[1.0] > 3.5  # 4 but for the last round
