@@ -160,6 +160,8 @@ class ConstraintReplica:
     def _on_messages(self, peer: Peer, messages: list[ConstraintRequest]) -> None:
         self._leases.touch(message.session_id for message in messages)
         for message in messages:
+            if isinstance(message, GrammarOpen) and message.epoch != self._grant.endpoint.epoch:
+                continue  # meant for an earlier process here: no close would ever fit it
             needs_lease = isinstance(message, GrammarOpen | GrammarCheck | RewardScore)
             if needs_lease and message.session_id not in self._leases:
                 answer = failed(message, "the session holds no lease on this replica")

@@ -42,6 +42,8 @@ class ConstraintProcess(Process):
         for sender, message in inbox:
             self._spent_s += _TURN_S * self.slowness
             self._leases.touch((message.session_id,))
+            if isinstance(message, GrammarOpen) and message.epoch != self.grant.endpoint.epoch:
+                continue
             needs_lease = isinstance(message, GrammarOpen)
             if needs_lease and message.session_id not in self._leases:
                 reply = failed(message, "the session holds no lease on this replica")
