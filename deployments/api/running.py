@@ -10,7 +10,7 @@ from deployments.api.jobs import Job
 from deployments.api.observer import ChoiceObserver
 from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
 from deployments.api.writing.writers import Writer
-from models.protocol.errors import InternalError, ServingError
+from models.protocol.errors import InternalError
 from router.types import Delta, Finished
 
 
@@ -90,7 +90,7 @@ async def event_stream(
                     bodies, num_gathered = [], 0
             else:
                 raise InternalError("the generation ended without an end")
-        except ServingError:
+        except Exception:
             if bodies and num_gathered is not None:  # else the error may have its own status
                 yield job.events(bodies)
             raise

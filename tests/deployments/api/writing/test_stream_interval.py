@@ -31,7 +31,7 @@ async def written(interval: int, *generators: ScriptedGenerator) -> list[str]:
                 yield index, item
 
     texts = []
-    with suppress(Unavailable):
+    with suppress(Unavailable, KeyError):
         async for chunk in event_stream(items(), job, interval):
             lines = [line for line in chunk.split(b"\n") if line.startswith(b"data: {")]
             choices = [choice for line in lines for choice in json.loads(line[6:])["choices"]]
@@ -61,10 +61,13 @@ async def test_the_end_of_a_choice_waits_for_no_other(interval: int, texts: list
     assert await written(interval, ScriptedGenerator("abc"), ScriptedGenerator("xyz")) == texts
 
 
+@pytest.mark.parametrize("error", [Unavailable("gone"), KeyError("a bug")], ids=["told", "bug"])
 @pytest.mark.parametrize(
     ("error_at", "texts"), [(0, []), (1, ["a"]), (3, ["a", "bc"]), (4, ["a", "bcd"])]
 )
-async def test_an_error_comes_after_all_that_was_gathered(error_at: int, texts: list[str]) -> None:
-    generator = ScriptedGenerator(WORDS, error=Unavailable("gone"), error_at=error_at)
+async def test_an_error_comes_after_all_that_was_gathered(
+    error_at: int, texts: list[str], error: Exception
+) -> None:
+    generator = ScriptedGenerator(WORDS, error=error, error_at=error_at)
     assert await written(3, generator) == texts
     assert generator.closed == 1
