@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_510,
     "deployments": 25_280,
     "loadtest": 30_450,
-    "tests": 76_760,
+    "tests": 76_830,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

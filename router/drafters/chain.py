@@ -56,7 +56,7 @@ class ChainTerms:
 
 
 class Chain:
-    """The draft of one round while it grows.
+    """The draft of one round while it grows; it begins with what those have that begin drafts.
 
     Args:
         committed: the text that it follows; it is left as it is.
@@ -84,6 +84,8 @@ class Chain:
         self._min_survival = min_survival
         self._probs: DraftProbs | None = None
         self._sampled = slice(0)  # the tokens that have them
+        for named in terms.front:
+            self.add_free([named])
 
     @property
     def text(self) -> TokenSequence:
@@ -97,11 +99,6 @@ class Chain:
             return None
         before, after = self.tokens[: self._sampled.start], self.tokens[self._sampled.stop :]
         return _among_certain(self._probs, before, after) if before or after else self._probs
-
-    def begin(self) -> None:
-        """Add what those have that begin drafts."""
-        for named in self._terms.front:
-            self.add_free([named])
 
     def add_free(self, drafters: Iterable[NamedFree], planned: DrafterTraits | None = None) -> None:
         """Add what the first of `drafters` that has tokens has, as far as they are worth a row.

@@ -18,8 +18,7 @@ from router.ports import DrafterTraits
 from router.rounds import Round, RoundWatch
 
 _NO_CHAINS = ChainTerms()
-# Expected tokens of a free draft, beside those that the target drafts itself, for which plain steps
-# are given up: the one under way is lost.
+# Expected gain of a free draft, tokens, for which plain steps are given up: one is lost.
 _WORTH_A_STEP = 1.5
 
 
@@ -68,8 +67,15 @@ class Drafting:
         free = (*self._terms.front, *self._drafters.free_drafters())
         if not any(named.drafter.may_have(self._committed) for named in free):
             return False
-        expected = sum(self._free_chain(most).survival)
-        return expected >= _WORTH_A_STEP + self._watch.num_own_tokens
+        if most < _WORTH_A_STEP + self._cost_of(most):  # were all of them certain
+            return False
+        chain = self._chain(most)
+        chain.add_free(self._drafters.free_drafters())
+        return self._gain_of(chain) >= _WORTH_A_STEP
+
+    def _gain_of(self, chain: Chain) -> float:
+        """Return the tokens that a free draft is expected to bring, less its cost."""
+        return sum(chain.survival) - self._cost_of(len(chain.tokens))
 
     def _cost_of(self, num_tokens: int) -> float:
         """Return the cost of a free draft if a message is sent anyway, in tokens of plain steps.
@@ -102,13 +108,12 @@ class Drafting:
         why = planner.explain() if self._watch.explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
         chain = self._chain(room)
-        chain.begin()
         if plan.num_draft_tokens > 0:
             await self._propose(chain, plan)
         chain.add_free(self._drafters.free_drafters(), drafter)
         is_free = all(segment.drafter.is_free for segment in chain.segments)
         is_chosen = plan.mode is not None or plan.num_draft_tokens == 0  # live, not a fixed k
-        if is_free and is_chosen and sum(chain.survival) < self._cost_of(len(chain.tokens)):
+        if is_free and is_chosen and self._gain_of(chain) < 0.0:
             chain = self._chain(0)  # the target alone makes more
         if not chain.tokens and plan.num_draft_tokens > 0:
             plan = self._misses.next_plan(plan, self._watch.num_own_tokens)
@@ -136,12 +141,6 @@ class Drafting:
 
     def _chain(self, room: int) -> Chain:
         return Chain(self._committed, self._terms, room, self._min_survival)
-
-    def _free_chain(self, num_tokens: int) -> Chain:
-        chain = self._chain(num_tokens)
-        chain.begin()
-        chain.add_free(self._drafters.free_drafters())
-        return chain
 
     async def _propose(self, chain: Chain, plan: RoundPlan) -> None:
         """Have the planned tokens drafted after the chain's, as far as these leave room."""

@@ -125,12 +125,16 @@ class PassCosts:
     def rows_price(self, num_rows: int, num_beside: int, num_sessions: int) -> float:
         """Return the price of further rows of a pass, in tokens of plain steps; 0.0 if not known.
 
-        The pass has `num_beside` rows of `num_sessions` sessions, all of whom wait for it.
+        The pass has `num_beside` rows of `num_sessions` sessions, all of whom wait for it. A row
+        costs at least the mean of all. Where a larger pass was quicker the curve is flat, and a row
+        looks free.
         """
-        alone_ms = self.pass_ms(num_beside)
-        if alone_ms <= 0.0:
+        alone_ms, num_all = self.pass_ms(num_beside), num_beside + num_rows
+        if alone_ms <= 0.0 or num_rows == 0:
             return 0.0
-        return num_sessions * (self.pass_ms(num_beside + num_rows) - alone_ms) / alone_ms
+        whole_ms = self.pass_ms(num_all)
+        mean_ms = num_rows * (whole_ms - self.pass_ms(1)) / (num_all - 1)
+        return num_sessions * max(whole_ms - alone_ms, mean_ms) / alone_ms
 
     def step_ms(self, name: str, num_sessions: float) -> float:
         """Expected time of a step of the drafter `name` for so many sessions."""

@@ -165,11 +165,12 @@ class ReplicaPlanner:
     def _drafting_round(
         self, session: PlanMember, plan: JointPlan | None, *, is_ready: bool
     ) -> RoundPlan:
-        if not is_ready or session.limit == 0:
+        if not is_ready or session.limit == 0 or session.drafter is None:
             return RoundPlan(0, 1, reason="no draft to be had")
         if self._pinned is not None:
             return RoundPlan(min(self._pinned, session.limit), 0, reason="pinned")
-        if plan is None:  # draft while a token is more likely to be accepted than not
+        # Draft while a token is likely to be accepted; older plans are of others' drafts.
+        if plan is None or not self._costs.is_known(session.drafter):
             likely = sum(1 for alive in session.survival() if alive > 0.5)
             return RoundPlan(max(1, likely), 0, reason="learning")
         length = plan.length_of(session.survival(), is_free=session.copies)
@@ -374,9 +375,7 @@ class ReplicaPlanner:
         self.mode, self._mode_since, self._is_new = mode, self._num_rounds, True
         self.prober = None
         self._measure_at_s = now_s if mode is Mode.PLAIN else None
-        _log.debug(
-            "%s from now on: %.4f tokens/ms with drafts, %.4f without", mode, drafting, plain
-        )
+        _log.debug("%s: %.4f tokens/ms with drafts, %.4f without", mode, drafting, plain)
 
     def rate(self, mode: Mode) -> float:
         """Tokens per ms that a mode would give; 0.0: it is not to be had.

@@ -284,6 +284,28 @@ async def test_the_last_step_of_a_run_is_not_interrupted(
     assert verifier.rounds[:2] == [(0, run_on), second]
 
 
+@pytest.mark.parametrize(("rows_ms", "is_stopped"), [(11.0, True), (24.0, False)])
+async def test_a_run_goes_on_where_the_draft_that_came_up_is_not_worth_its_rows(
+    rows_ms: float, *, is_stopped: bool
+) -> None:
+    """The 3 known tokens bring 2.7. A pass of one row takes 10 ms, one of four rows 11 or 24."""
+    verifier = ScriptedVerifier()
+    parts = session(Planned(0, run_on=9), front=KnowsAfterOdd(3, keeps=0.95), verifier=verifier)
+    for num_rows, pass_ms in ((1, 10.0), (4, rows_ms)):
+        parts.watch.costs.observe_pass(num_rows, pass_ms)
+    assert await text_of(parts) == continuation(PROMPT, 40)
+    assert verifier.rounds[:2] == [(0, 9), (3, 9) if is_stopped else (0, 9)]
+
+
+async def test_nothing_is_looked_up_where_no_draft_could_be_worth_its_rows() -> None:
+    front, verifier = Sure(8), ScriptedVerifier()
+    parts = session(Together(0, run_on=8), front=front, verifier=verifier)
+    for num_rows in (1, 9):  # eight more rows cost as much as eight plain steps
+        parts.watch.costs.observe_pass(num_rows, 10.0 * num_rows)
+    assert await text_of(parts) == continuation(PROMPT, 40)
+    assert len(front.texts) == len(verifier.rounds) < 10  # one look of each round
+
+
 @pytest.mark.parametrize("front", [None, 0, 1, 2])
 @pytest.mark.parametrize("model", [None, 0, 2])
 async def test_no_chain_changes_the_text(front: int | None, model: int | None) -> None:

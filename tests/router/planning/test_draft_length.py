@@ -98,3 +98,29 @@ def test_a_pass_is_news_once_however_many_sessions_report_it() -> None:
     costs = PassCosts()
     assert [costs.observe_pass(8, 20.25) for _ in range(3)] == [True, False, False]
     assert costs.observe_pass(8, 20.5)
+
+
+def test_a_row_is_never_free_where_rows_cost_something() -> None:
+    """A row takes 2 ms. A pass of 24 rows was quick, so the curve is flat from 16 rows to 24."""
+    costs = PassCosts()
+    for num_rows, pass_ms in ((1, 4.0), (8, 18.0), (16, 34.0), (24, 34.0)):
+        costs.observe_pass(num_rows, pass_ms)
+    assert costs.rows_price(8, 8, 8) == pytest.approx(8 * 16.0 / 18.0)
+    assert costs.rows_price(8, 16, 16) == pytest.approx(16 * (8 * 30.0 / 23) / 34.0)
+    assert costs.rows_price(0, 16, 16) == 0.0
+
+
+def test_a_drafter_never_measured_drafts_though_an_older_plan_has_no_steps() -> None:
+    """The plan is of copied text. By it the draft model's k would be 0 for ever."""
+    estimates = {kind.name: AcceptanceEstimate(AcceptancePool(0.9)) for kind in (MODEL, LOOKUP)}
+    costs, now_s = PassCosts(), [0.0]
+    costs.observe_pass(1, 20.0)
+    planner = RouterPlanner(costs, lambda: now_s[0])
+    session = PlannedSession(planner, estimates, lambda: "target", max_length=8, run_on=32)
+    assert session.plan(LOOKUP, 8).promise is not None
+    now_s[0] = 60.0
+    plan = session.plan(MODEL, 8)
+    assert (plan.num_draft_tokens, plan.reason) == (6, "learning")
+    costs.observe_draft(MODEL, proposal())
+    now_s[0] = 120.0
+    assert session.plan(MODEL, 8).reason == "depth"
