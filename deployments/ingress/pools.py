@@ -16,9 +16,8 @@ from typing import Any, Generic, TypeVar, cast
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.link.client import LinkChannel, LinkClient
-from deployments.serve.avoided import avoided
 from deployments.serve.errors import CALL_ERRORS, first_line
-from deployments.serve.full import full
+from deployments.serve.timed_names import avoided, full
 from models.backoff import Backoff
 from models.protocol.errors import LossReason, NoReplica, Unavailable
 from models.protocol.messages import (
@@ -136,7 +135,7 @@ class ServePool(Generic[Request, Reply]):
                     await asyncio.sleep(backoff.pause_s)
         except TimeoutError:
             complaint = f"no {self._deployment_name} replica granted a lease within {timeout_s:g} s"
-            if full().has(self._deployment_name):
+            if self._deployment_name in full().names():
                 raise Unavailable(f"{complaint}: all replicas are busy; {refusal}") from None
             raise NoReplica(f"{complaint}: {refusal}") from None
 

@@ -14,13 +14,13 @@ from array import array
 from collections.abc import Callable
 
 from deployments.api.observer import Sink
+from deployments.serve.timed_names import TimedNames
 from models.protocol.errors import ReplicasLost
 from router.types import GenerationRequest
 
 logger = logging.getLogger("ray.serve")
 
 QUARANTINE_S = 180.0
-_MAX_KEPT = 1024
 
 
 class Quarantine:
@@ -31,8 +31,7 @@ class Quarantine:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._ends_s: dict[bytes, float] = {}  # when each is over, the oldest first
+        self._kept = TimedNames(QUARANTINE_S, clock)  # by their fingerprints
 
     def sink(self, request: GenerationRequest) -> Sink:
         """Return the sink that watches how a request ends.
@@ -40,12 +39,9 @@ class Quarantine:
         Raises:
             ReplicasLost: the same was asked before, and is refused for now.
         """
-        if self._ends_s:  # seldom: a long prompt is hashed only where there is something to find
-            self._check(_fingerprint(request))
-        return _Watching(self, request)
-
-    def _check(self, fingerprint: bytes) -> None:
-        left_s = self._ends_s.get(fingerprint, 0.0) - self._clock()
+        kept = self._kept.names()
+        # Seldom: a long prompt is hashed only where there is something to find.
+        left_s = kept.get(_fingerprint(request), 0.0) if kept else 0.0
         if left_s > 0.0:
             refusal = ReplicasLost(
                 "this request was with too many replicas when they were lost; this router refuses "
@@ -54,14 +50,11 @@ class Quarantine:
             )
             refusal.retry_after_s = left_s
             raise refusal
+        return _Watching(self, request)
 
     def keep(self, request: GenerationRequest) -> None:
         """Refuse the same from now on."""
-        now_s = self._clock()
-        self._ends_s = {key: end_s for key, end_s in self._ends_s.items() if end_s > now_s}
-        if len(self._ends_s) >= _MAX_KEPT:
-            del self._ends_s[next(iter(self._ends_s))]
-        self._ends_s[_fingerprint(request)] = now_s + QUARANTINE_S
+        self._kept.add(_fingerprint(request))
         logger.error(
             "session %s lost as many replicas as it may; the same is refused for %g s",
             *(request.request_id, QUARANTINE_S),
@@ -80,8 +73,8 @@ class _Watching(Sink):
             self._quarantine.keep(self._request)
 
 
-def _fingerprint(request: GenerationRequest) -> bytes:
+def _fingerprint(request: GenerationRequest) -> str:
     """Hash what shapes the work: a retry may have another seed, and another length."""
     digest = hashlib.blake2b(array("q", request.prompt_ids).tobytes(), digest_size=16)
     digest.update(repr((request.grammar, request.choices)).encode())
-    return digest.digest()
+    return digest.hexdigest()

@@ -28,11 +28,11 @@ from deployments.config.sections.models import LinkConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.ingress.service import MetricsElsewhere, RouterService, TargetFacts
 from deployments.link.client import LinkClient
-from deployments.serve.avoided import avoided
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, ReplicaPages, replica_name
 from deployments.serve.private import root_url
+from deployments.serve.timed_names import avoided
 from models.fetch.hub import bring
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator

@@ -22,10 +22,9 @@ from typing import Any, cast
 from ray.exceptions import ActorUnavailableError
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from deployments.serve.avoided import avoided
-from deployments.serve.full import full
 from deployments.serve.nearest import has_room, nearest
 from deployments.serve.private import power_of_two_choices
+from deployments.serve.timed_names import avoided, full
 from models.protocol.leases import LeaseRequest
 
 # Accepting takes milliseconds, on an overloaded laptop tenths; a longer wait would cost each
@@ -62,7 +61,7 @@ class LeaseReplica(RunningReplica):
 
 def _note_length(replica: RunningReplica, length: int) -> None:
     if length >= replica.max_ongoing_requests:
-        full().note(replica.replica_id.deployment_id.name)
+        full().add(replica.replica_id.deployment_id.name)
 
 
 _PowerOfTwoChoices: Any = power_of_two_choices()

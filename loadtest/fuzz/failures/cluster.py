@@ -16,8 +16,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from deployments.link.client import LinkChannel
 from deployments.link.leases import LeaseKey
-from deployments.serve.avoided import AvoidedReplicas
 from deployments.serve.lease_router import ANSWER_LIMIT_S
+from deployments.serve.timed_names import TimedNames
 from loadtest.fuzz.failures.network import Network
 from loadtest.fuzz.failures.processes import Process
 from models.protocol.messages import Endpoint, LeaseGrant, LeaseRefused, LeaseRequest
@@ -80,7 +80,7 @@ class Deployment:
         address = self._new_address() if is_moved else process.address
         self.network.later(self.network.rng.uniform(*self.delays_s), self.start, address)
 
-    async def chosen(self, avoided: AvoidedReplicas, tried: set[str]) -> Process:
+    async def chosen(self, avoided: TimedNames, tried: set[str]) -> Process:
         """Return the replica that Serve chooses; wait until there is one."""
         while True:
             names = {*avoided.names(), *tried}
@@ -113,7 +113,7 @@ class Deployment:
 class Stream:
     """A lease's streaming call: a `DeploymentResponseGenerator`."""
 
-    avoided: AvoidedReplicas  # of the schedule; set by it
+    avoided: TimedNames  # of the schedule; set by it
 
     def __init__(self, deployment: Deployment, request: LeaseRequest) -> None:
         self._deployment = deployment

@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.ingress.pools import ServePool
 from deployments.ingress.quarantine import Quarantine
-from deployments.serve.avoided import AvoidedReplicas
+from deployments.serve.timed_names import AVOID_S, TimedNames
 from loadtest.fuzz.failures.cluster import Deployment, Links, Make, Stream
 from loadtest.fuzz.failures.constraints import ConstraintProcess
 from loadtest.fuzz.failures.engines import EngineProcess, SimulatedModel
@@ -51,7 +51,7 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
         self.network = Network(rng, FaultRates.drawn(rng))
-        avoided = AvoidedReplicas(self.network.now)
+        avoided = TimedNames(AVOID_S, self.network.now)
         Stream.avoided = avoided
         # Verifies of a session until it brings down its target.
         self._poison = {"s0": rng.randint(1, 3)} if rng.random() < 0.15 else {}
@@ -94,7 +94,7 @@ class Schedule:
     def _kill_target(self, process: Process) -> None:
         self.deployments["target"].kill(process)
 
-    def _router(self, name: str, avoided: AvoidedReplicas) -> Router:
+    def _router(self, name: str, avoided: TimedNames) -> Router:
         links = Links(self.network, name, self.deployments)
 
         def pool(kind: str, reply_type: Any) -> ServePool[Any, Any]:

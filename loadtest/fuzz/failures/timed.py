@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deployments.ingress.pools import ServePool
 from deployments.link.leases import LeaseKey
-from deployments.serve.avoided import AvoidedReplicas
+from deployments.serve.timed_names import AVOID_S, TimedNames
 from loadtest.frame.runs import Ask, Run
 from loadtest.frame.stages import answer_all
 from loadtest.frame.ways import Way
@@ -112,7 +112,7 @@ class _World:
 
     def __init__(self, network: Network, pair: TimedPair) -> None:
         self._network = network
-        Stream.avoided = AvoidedReplicas(network.now)
+        Stream.avoided = TimedNames(AVOID_S, network.now)
         parts = {
             "target": (_model(TARGET, is_target=True), pair.target),
             POOL: (_model(logits_table(pair.noise), is_target=False), pair.draft),

@@ -13,8 +13,7 @@ from deployments.ingress import pools
 from deployments.ingress.pools import ServePool, engine_pool
 from deployments.link.client import LinkClient
 from deployments.link.server import LinkServer
-from deployments.serve.avoided import AvoidedReplicas
-from deployments.serve.full import FullDeployments
+from deployments.serve.timed_names import AVOID_S, FULL_S, TimedNames
 from models.protocol.errors import LinkLost, NoReplica, Unavailable
 from models.protocol.messages import (
     Close,
@@ -136,12 +135,12 @@ async def test_refusals_are_asked_again_until_granted(
 async def test_a_replica_that_refuses_is_avoided_for_the_next_try(
     links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    avoided = AvoidedReplicas()
+    avoided = TimedNames(AVOID_S)
     monkeypatch.setattr(pools, "avoided", lambda: avoided)
     refusal = LeaseRefused(replica="hung", reason="one pass takes 30.0 s")
     engines, handle = pool(links, [refusal, LeaseGrant(endpoint=server.endpoint)])
     lease = await engines.lease("a", timeout_s=WAIT_S)
-    assert avoided.names() == {"hung"}
+    assert [*avoided.names()] == ["hung"]
     assert [stream.is_cancelled for stream in handle.streams] == [True, False]
     await lease.release()
     engines, _ = pool(links, [refusal])
@@ -153,7 +152,7 @@ async def test_a_replica_of_another_vocabulary_gets_no_session(
     links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a model is changed, there are routers and replicas of both."""
-    avoided = AvoidedReplicas()
+    avoided = TimedNames(AVOID_S)
     monkeypatch.setattr(pools, "avoided", lambda: avoided)
     old, new = (
         LeaseGrant(endpoint=server.endpoint, replica=name, vocabulary=name)
@@ -163,7 +162,7 @@ async def test_a_replica_of_another_vocabulary_gets_no_session(
     engines = engine_pool(handle, links, vocabulary="old")
     lease = await engines.lease("a", timeout_s=WAIT_S)
     assert lease.grant.replica == "old"
-    assert avoided.names() == {"new"}
+    assert [*avoided.names()] == ["new"]
     assert [stream.is_cancelled for stream in handle.streams] == [True, False]
     await lease.release()
     handle = Handle([new])
@@ -196,7 +195,7 @@ async def test_a_granted_lease_without_a_link_is_given_back(
 async def test_no_lease_within_the_limit(
     links: LinkClient, first: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody = FullDeployments()
+    nobody = TimedNames(FULL_S)
     monkeypatch.setattr(pools, "full", lambda: nobody)
     engines, handle = pool(links, [first])
     with pytest.raises(NoReplica, match=rf"no Target replica .* within 0\.1 s: .*{reason}"):
@@ -207,13 +206,13 @@ async def test_no_lease_within_the_limit(
 async def test_replicas_that_are_full_are_there(
     links: LinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = FullDeployments()
+    full = TimedNames(FULL_S)
     monkeypatch.setattr(pools, "full", lambda: full)
     engines, _ = pool(links, [None])
-    full.note("Draft")
+    full.add("Draft")
     with pytest.raises(NoReplica):
         await engines.lease("a", timeout_s=0.1)
-    full.note("Target")
+    full.add("Target")
     with pytest.raises(Unavailable, match=r"within 0\.1 s: all replicas are busy") as caught:
         await engines.lease("a", timeout_s=0.1)
     assert not isinstance(caught.value, NoReplica)

@@ -12,10 +12,9 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
 from deployments.serve import lease_router as lease_router_module
-from deployments.serve.avoided import AVOID_S, AvoidedReplicas
-from deployments.serve.full import FullDeployments
 from deployments.serve.lease_router import LeaseRouter
 from deployments.serve.nearest import FEW_SESSIONS, has_room, nearest
+from deployments.serve.timed_names import AVOID_S, FULL_S, TimedNames
 from models.protocol.leases import LeaseRequest
 
 PLACE = DeploymentID("Target", "app")
@@ -70,7 +69,7 @@ async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one
     monkeypatch: pytest.MonkeyPatch, is_local_first: bool
 ) -> None:
     now_s = 100.0
-    here = AvoidedReplicas(lambda: now_s)
+    here = TimedNames(AVOID_S, lambda: now_s)
     monkeypatch.setattr(lease_router_module, "avoided", lambda: here)
     router = lease_router("a", "b", "c", is_local_first=is_local_first)
     assert await chosen(router) == {"a", "b", "c"}
@@ -127,13 +126,13 @@ async def test_a_fuller_replica_gets_no_more_for_the_sake_of_its_cache() -> None
 
 
 async def test_a_replica_that_rejects_a_request_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = FullDeployments()
+    here = TimedNames(FULL_S)
     monkeypatch.setattr(lease_router_module, "full", lambda: here)
     router = lease_router("a", "b")
     load(router, a=99, gone=100)
-    assert not here.has("Target")
+    assert not here.names()
     load(router, b=100)
-    assert here.has("Target")
+    assert [*here.names()] == ["Target"]
 
 
 def test_serves_copy_of_the_class_hears_of_its_process() -> None:
@@ -144,8 +143,7 @@ def test_serves_copy_of_the_class_hears_of_its_process() -> None:
     assert pickled is not None
     hears = (
         "import sys; from ray import cloudpickle\n"
-        "from deployments.serve.avoided import avoided\n"
-        "from deployments.serve.full import full\n"
+        "from deployments.serve.timed_names import avoided, full\n"
         "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "assert 'deployments.serve.lease_router' not in sys.modules\n"
         "assert router._preferred.__globals__['avoided']() is avoided()\n"
@@ -157,7 +155,7 @@ def test_serves_copy_of_the_class_hears_of_its_process() -> None:
 
 
 async def test_an_avoided_replica_is_not_preferred_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = AvoidedReplicas()
+    here = TimedNames(AVOID_S)
     monkeypatch.setattr(lease_router_module, "avoided", lambda: here)
     router = lease_router("a", "b", "c")
     before = await first_choice(router, "key")

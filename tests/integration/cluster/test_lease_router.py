@@ -12,7 +12,7 @@ from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.serve.exceptions import RequestCancelledError
 
-from deployments.serve.full import full
+from deployments.serve.timed_names import full
 from models.protocol.leases import LeaseRequest
 from tests.harness.held_services import HeldService
 from tests.harness.private_serve import applications
@@ -114,7 +114,7 @@ async def test_a_stopped_replica_is_passed_over_until_it_goes_on(handle: Any) ->
 
 async def become_full(is_full: bool) -> None:
     for _ in range(int(WAIT_S / 0.05)):
-        if full().has("Single") == is_full:
+        if ("Single" in full().names()) == is_full:
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"{is_full=} does not come")
@@ -135,7 +135,7 @@ async def test_full_is_told_from_silent(held: HeldService) -> None:
         await become_full(True)
         for _ in range(50):
             await asyncio.sleep(0.1)
-            assert full().has("Single"), "a full replica is asked again while a request waits"
+            assert "Single" in full().names(), "a full replica is asked again while a request waits"
         os.kill(holder, signal.SIGSTOP)
         try:
             await become_full(False)
