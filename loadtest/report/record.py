@@ -80,12 +80,11 @@ def _public_word(word: str) -> str:
     A pair elsewhere is named by its label, one of this repository by LABEL=DIR.
     """
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    label, is_labelled, directory = value.rpartition("=")
-    if is_labelled:
-        is_ours = Path(directory).absolute().is_relative_to(ROOT)
-        value = f"{label}={_public_path(Path(directory))}" if is_ours else label
-    elif "/" in value and "://" not in value:
-        value = _public_path(Path(value))
+    label, is_labelled, path = value.rpartition("=")
+    if "/" in path and "://" not in path:  # else it names no directory: "rounds=2"
+        is_ours = Path(path).absolute().is_relative_to(ROOT)
+        shown = _public_path(Path(path))
+        value = shown if not is_labelled else f"{label}={shown}" if is_ours else label
     return option + equals + value
 
 

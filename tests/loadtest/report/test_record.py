@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+
+import pytest
 
 from loadtest.report.machine import ROOT
 from loadtest.report.record import head, public_command, write_json
@@ -49,3 +52,11 @@ def test_no_directory_of_the_machine_is_named() -> None:
     assert found["command"] == "locust -u 2"
     assert found["settings"] == {"output": "a.json", "config": "configs/demo.yaml", "k": 3}
     assert found["machine"]["cores"]  # type: ignore[index]  # a dict
+
+
+@pytest.mark.parametrize("folder", ["/", ROOT / "loadtest" / "results"])
+def test_a_value_is_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An experiment may be run in any folder."""
+    monkeypatch.chdir(folder)
+    words = ["--set", "rounds=2", "kinds=router,target", "url=http://localhost:1", "--way=k=0"]
+    assert public_command("x", words) == shlex.join(["x", *words])
