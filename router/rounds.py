@@ -91,7 +91,10 @@ class RoundWatch:
         self.load = (0, 1)
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
-        self._is_prefill = True  # the round has the target read the prompt
+        self._is_prefill = (
+            True  # the round has the target read the prompt, before its first verdict
+        )
+        self._began_s = 0.0  # when it had, and plain steps followed; 0.0: it has not
         self._asked: Round | None = None  # the round that the target answered, once it has
         self._num_tokens = 0  # that the round brought so far
         self._emit_ms = 0.0  # that the round waited for the client
@@ -113,6 +116,7 @@ class RoundWatch:
         is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
+            self.costs.observe_late(drafter, elapsed_ms)
             return
         num_right = _num_common(guess, proposal.tokens)
         if guess:
@@ -134,7 +138,7 @@ class RoundWatch:
 
     def note_asked(self) -> None:
         """Note that the target is asked for a round's verdicts."""
-        self._is_prefill = not self._has_verdict
+        self._is_prefill, self._began_s = not self._has_verdict, 0.0
         self._asked_of = self._replica()
         self.num_accepted = 0
         self._since = time.perf_counter()
@@ -156,10 +160,12 @@ class RoundWatch:
         if not self._has_verdict:
             self._has_verdict = True
             self.stats.num_cached_tokens = verdict.num_cached_tokens
-        # A pass that reads a prompt says little of those that follow, and so does a round in which
-        # another replica was looked for, which has to read all there is.
-        self._is_prefill = self._is_prefill or self._replica() != self._asked_of
-        if not self._is_prefill:
+        # A pass that reads a prompt says little of those that follow, and so does one of another
+        # replica that was looked for, which has to read all there is.
+        if self._is_prefill or self._replica() != self._asked_of:
+            self._is_prefill, self._asked_of = False, self._replica()
+            self._began_s, self._num_tokens, self._emit_ms = time.perf_counter(), 0, 0.0
+        else:
             self._observe_pass(asked, verdict)
         if verdict.part == 0 and asked.draft:
             self._observe_draft(asked, verdict)
@@ -181,8 +187,11 @@ class RoundWatch:
         The next round is to be planned, or there is none.
         """
         asked, self._asked = self._asked, None
-        if asked is not None and not self._is_prefill:
-            elapsed_ms = (time.perf_counter() - asked.planned_at) * 1e3 - self._emit_ms
+        # Behind a prompt the plain steps are a round; the verdict on a draft came with the prompt.
+        is_whole = asked is not None and not (self._began_s and asked.draft)
+        if asked is not None and is_whole and self._num_tokens > 0:
+            began_s = self._began_s or asked.planned_at
+            elapsed_ms = (time.perf_counter() - began_s) * 1e3 - self._emit_ms
             self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
         self._num_tokens, self._emit_ms = 0, 0.0
 

@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 42_100,
-    "router": 9_510,
-    "deployments": 25_280,
+    "router": 9_550,
+    "deployments": 25_240,
     "loadtest": 30_450,
-    "tests": 76_830,
+    "tests": 76_960,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -1,16 +1,16 @@
 """Keeps names for a while: for this process those of avoided replicas and full deployments.
 
-Replicas are avoided that this process has just lost, or that refused it. A replica that hangs, or
+This process avoids replicas that it has just lost, or that refused it. A replica that hangs, or
 that this process alone cannot reach, loses its sessions. It looks emptier with each, and would be
 chosen again. Each gets another chance after a while.
 
-Deployments are full of which a replica has lately said so. Where a lease is waited for in vain and
-nobody is full, nobody is there. Each replica starts, is lost or does not answer. Serve's handles do
-not tell the two apart.
+A deployment is full if a replica has lately said so. Where a lease is waited for in vain and nobody
+is full, nobody is there. Each replica starts, is lost or does not answer. Serve's handles do not
+tell the two apart.
 
-Serve's request router may run in a thread of its own: all methods may be called from any. Serve
-pickles its module by value, and an object in it would be copied as well. The request router would
-hear nothing. So functions return the two.
+Serve's request router may run in a thread of its own. One thread adds names, any may read them.
+Serve pickles the request router's module by value, and an object in it would be copied as well. The
+request router would hear nothing. So functions return the two.
 """
 
 from __future__ import annotations

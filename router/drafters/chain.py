@@ -56,7 +56,7 @@ class ChainTerms:
 
 
 class Chain:
-    """The draft of one round while it grows; it begins with what those have that begin drafts.
+    """The draft of one round while it grows. The front's tokens begin it.
 
     Args:
         committed: the text that it follows; it is left as it is.

@@ -84,7 +84,9 @@ class PassCosts:
 
     def is_known(self, drafter: DrafterTraits) -> bool:
         """Return whether passes and the steps of this drafter have been measured."""
-        return not self._passes.is_empty and (drafter.is_free or drafter.name in self._drafters)
+        costs = self._drafters.get(drafter.name)
+        has_steps = costs is not None and not costs.steps.is_empty
+        return not self._passes.is_empty and (drafter.is_free or has_steps)
 
     def observe_pass(self, num_rows: int, pass_ms: float) -> bool:
         """Take in one target pass of `num_rows` rows, all sessions together.
@@ -118,6 +120,13 @@ class PassCosts:
             if is_ahead:
                 costs.note_ahead(proposal)
 
+    def observe_late(self, drafter: DrafterTraits, waited_ms: float) -> None:
+        """Take in that no draft came within `waited_ms`, which a step is taken to need."""
+        if not drafter.is_free:
+            costs = self._drafters.setdefault(drafter.name, _DrafterCosts())
+            if waited_ms > costs.steps.at(costs.num_sessions):
+                costs.steps.observe(costs.num_sessions, waited_ms)
+
     def pass_ms(self, num_rows: float) -> float:
         """Expected time of a target pass of so many rows."""
         return self._passes.at(num_rows)
@@ -126,8 +135,8 @@ class PassCosts:
         """Return the price of further rows of a pass, in tokens of plain steps; 0.0 if not known.
 
         The pass has `num_beside` rows of `num_sessions` sessions, all of whom wait for it. A row
-        costs at least the mean of all. Where a larger pass was quicker the curve is flat, and a row
-        looks free.
+        costs at least the mean of all. Else it looks free where the measured curve is flat, and it
+        is flat wherever a larger pass was quicker.
         """
         alone_ms, num_all = self.pass_ms(num_beside), num_beside + num_rows
         if alone_ms <= 0.0 or num_rows == 0:

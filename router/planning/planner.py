@@ -123,7 +123,7 @@ class ReplicaPlanner:
 
     def wants_drafter(self, session: PlanMember) -> bool:
         """Return whether a session's drafter is worth connecting to: it drafts, or is to probe."""
-        return self.mode is Mode.DRAFTING or self.prober is session
+        return self.is_drafting or self.prober is session
 
     def join(self, session: PlanMember) -> None:
         """Plan with this session too, until it leaves."""
@@ -172,7 +172,7 @@ class ReplicaPlanner:
         # Draft while a token is likely to be accepted; older plans are of others' drafts.
         if plan is None or not self._costs.is_known(session.drafter):
             likely = sum(1 for alive in session.survival() if alive > 0.5)
-            return RoundPlan(max(1, likely), 0, reason="learning")
+            return RoundPlan(max(1, likely), 0, is_typical=False, reason="learning")
         length = plan.length_of(session.survival(), is_free=session.copies)
         is_deep = session.copies or length >= plan.depth
         return RoundPlan(length, 0, reason="depth" if is_deep else "price")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from models.protocol.messages import Timing, Verdict
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
@@ -12,10 +14,10 @@ from router.rounds import Round, RoundWatch
 from router.stats import RoundStats
 
 
-def verdict() -> Verdict:
+def verdict(part: int = 0) -> Verdict:
     timing = Timing(pass_ms=1.0, num_rows=1, num_sessions=1)
     return Verdict(
-        session_id="s", seq=1, part=0, num_accepted=0, token=5, is_last=True, timing=timing
+        session_id="s", seq=1, part=part, num_accepted=0, token=5, is_last=True, timing=timing
     )
 
 
@@ -36,3 +38,35 @@ def learnt_pass_ms(replica_after: str) -> float:
 def test_a_round_that_found_another_replica_says_nothing_of_passes() -> None:
     assert learnt_pass_ms("a") == 1.0
     assert learnt_pass_ms("b") == 0.0
+
+
+class Observer(FixedPlanner):
+    """Keeps what it is told of rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(0, run_on=4)
+        self.seen: list[tuple[int, float]] = []
+
+    def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
+        self.seen.append((num_tokens, elapsed_ms))
+
+
+@pytest.mark.parametrize(("draft", "seen"), [((), [3]), ((7,), [])])
+def test_behind_a_prompt_the_plain_steps_are_a_round_of_their_own(
+    draft: tuple[int, ...], seen: list[int]
+) -> None:
+    """A short text is one round, and plain decoding would never be measured."""
+    planner = Observer()
+    watch = RoundWatch(RoundStats(), PassCosts(), planner)
+    asked = Round(plan=RoundPlan(len(draft), 3), planned_at=time.perf_counter() - 60.0, draft=draft)
+    watch.note_asked()
+    for part in range(4):
+        watch.note_verdict(asked, verdict(part))
+    watch.end_round()
+    assert [num_tokens for num_tokens, _ in planner.seen] == seen
+    assert all(elapsed_ms < 30_000.0 for _, elapsed_ms in planner.seen), "the prompt took a minute"
+    watch.note_asked()
+    watch.note_verdict(asked, verdict())
+    watch.end_round()
+    assert planner.seen[-1][0] == 1
+    assert planner.seen[-1][1] > 30_000.0, "from when it was planned"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
@@ -120,7 +121,20 @@ def test_a_drafter_never_measured_drafts_though_an_older_plan_has_no_steps() -> 
     assert session.plan(LOOKUP, 8).promise is not None
     now_s[0] = 60.0
     plan = session.plan(MODEL, 8)
-    assert (plan.num_draft_tokens, plan.reason) == (6, "learning")
+    assert (plan.num_draft_tokens, plan.reason, plan.is_typical) == (6, "learning", False)
+    costs.observe_draft(MODEL, replace(proposal(), timing=Timing()))  # no step was taken for it
+    assert session.plan(MODEL, 8).reason == "learning"
     costs.observe_draft(MODEL, proposal())
     now_s[0] = 120.0
     assert session.plan(MODEL, 8).reason == "depth"
+
+
+def test_a_draft_that_never_comes_in_time_counts_as_a_step_as_long() -> None:
+    costs = PassCosts()
+    costs.observe_pass(1, 20.0)
+    costs.observe_late(MODEL, 500.0)
+    assert (costs.is_known(MODEL), costs.step_ms(MODEL.name, 1)) == (True, 500.0)
+    for _ in range(2):
+        costs.observe_draft(MODEL, proposal())
+    costs.observe_late(MODEL, 1.0)  # lost, not late
+    assert costs.step_ms(MODEL.name, 1) == 2.0
