@@ -43,7 +43,7 @@ def test_a_target_that_leaves_waits_for_its_streams(deployed: DeployedDemo) -> N
             began = len(watch.samples)
             for load in (stay, leave):
                 load.prepare()
-            known = {line["replica"] for line in watch.samples[-1].load}  # some may have gone
+            known = {line["replica"] for sample in watch.samples for line in sample.load}
             for load in (stay, leave):
                 load.start()
             assert watch.wait(lambda sample: sample.num_running("Target") == 2, LIMIT_S)
