@@ -7,11 +7,15 @@ not in the seed; it decides which draft lengths are planned and which sessions s
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+World = TypeVar("World")
 
 _SEED_BYTES = 6  # short enough to be typed
 
@@ -52,3 +56,22 @@ def case_seed(run_seed: int, part: str, number: int) -> int:
     """Return the seed of a part's case number `number`."""
     digest = hashlib.sha256(f"{run_seed}/{part}/{number}".encode()).digest()
     return int.from_bytes(digest[:_SEED_BYTES], "big")
+
+
+def in_world(
+    open_world: Callable[[], AbstractAsyncContextManager[World]],
+    case: Callable[[int, World], Awaitable[Outcome]],
+) -> OpenPart:
+    """Make a part of cases that share a world."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[RunCase]:
+        async with open_world() as world:
+            yield lambda seed: case(seed, world)
+
+    return opened
+
+
+def in_thread(case: Callable[[int], Outcome]) -> OpenPart:
+    """Make a part of cases that share nothing, each in a thread with room for an event loop."""
+    return in_world(nullcontext, lambda seed, nothing: asyncio.to_thread(case, seed))

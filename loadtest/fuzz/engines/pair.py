@@ -11,8 +11,8 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import OpenPart, Outcome, in_world
 from loadtest.report.machine import ROOT
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
@@ -66,21 +66,9 @@ def grammar_host(max_cached_grammars: int = 32) -> GrammarHost:
     return GrammarHost(GrammarCompiler(vocabulary), limits)
 
 
-def with_grammars(
-    case: Callable[[int, GrammarHost], Awaitable[Outcome]],
-) -> Callable[[], AbstractAsyncContextManager[RunCase]]:
+def with_grammars(case: Callable[[int, GrammarHost], Awaitable[Outcome]]) -> OpenPart:
     """Make a part of the fuzzer whose cases, by their seed, share one constraint host."""
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[RunCase]:
-        host = grammar_host()
-
-        async def run(seed: int) -> Outcome:
-            return await case(seed, host)
-
-        yield run
-
-    return opened
+    return in_world(lambda: nullcontext(grammar_host()), case)
 
 
 def _write_target(folder: Path) -> None:

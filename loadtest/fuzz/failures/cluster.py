@@ -1,4 +1,4 @@
-"""Replicas, as routers reach them: Serve's part of a lease, and the routers' links.
+"""Replicas, as routers reach them: by handles (`handles.py`) and links.
 
 `deployments.ingress.pools.ServePool` is the real one; a handle, a stream and a connection are what
 it needs of Ray and ZMQ. A deployment replaces what dies by an empty replica, after a while, maybe
@@ -7,20 +7,15 @@ at the same address.
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
+import math
 from collections.abc import Callable
 from typing import Any
 
-from ray.exceptions import ActorDiedError, ActorUnavailableError
-
 from deployments.link.client import LinkChannel
-from deployments.link.leases import LeaseKey
-from deployments.serve.lease_router import ANSWER_LIMIT_S
-from deployments.serve.timed_names import TimedNames
+from loadtest.fuzz.failures.handles import Handle, Replica
 from loadtest.fuzz.failures.network import Network
 from loadtest.fuzz.failures.processes import Process
-from models.protocol.messages import Endpoint, LeaseGrant, LeaseRefused, LeaseRequest
+from models.protocol.messages import Endpoint
 
 Make = Callable[[str, str, int], Process]  # address, name, epoch
 
@@ -33,20 +28,20 @@ class Deployment:
         kind: "target", "draft" or "constraint".
         make: makes a replica's process.
         num_replicas: how many there are; each dead one is replaced.
+        places: leases that each holds at most.
     """
 
-    def __init__(self, network: Network, kind: str, make: Make, num_replicas: int) -> None:
+    def __init__(
+        self, network: Network, kind: str, make: Make, num_replicas: int, places: float = math.inf
+    ) -> None:
         self.network, self.kind = network, kind
         self.processes: list[Process] = []  # in the order they began; those that are gone too
         self.addresses: dict[str, Process] = {}
-        self.streams: list[Stream] = []
-        self.num_granted: Counter[str] = (
-            Counter()
-        )  # leases that a session got, less those ended here
+        self.handles: list[Handle] = []
         self.delays_s = (0.0, 0.5)  # until a dead replica is replaced
         self.on_message: Callable[[Deployment, Process], None] = lambda deployment, process: None
-        self._make = make
-        self._changed = asyncio.Event()
+        self._make, self._places = make, places
+        self._replicas: list[Replica] = []
         self._num_addresses = 0
         for _ in range(num_replicas):
             self.start(self._new_address())
@@ -61,8 +56,14 @@ class Deployment:
         process = self._make(address, f"{address}/{epoch}", epoch)
         self.processes.append(process)
         self.addresses[address] = process
-        self._changed.set()
+        process.places = self._places
+        self._replicas.append(Replica(self.kind, process))
+        for handle in self.handles:
+            self._tell(handle)
         self.network.note(f"{process.name}: starts")
+
+    def _tell(self, handle: Handle) -> None:
+        handle.router.update_replicas([one for one in self._replicas if one.process.is_alive])
 
     @property
     def alive(self) -> list[Process]:
@@ -80,90 +81,12 @@ class Deployment:
         address = self._new_address() if is_moved else process.address
         self.network.later(self.network.rng.uniform(*self.delays_s), self.start, address)
 
-    async def chosen(self, avoided: TimedNames, tried: set[str]) -> Process:
-        """Return the replica that Serve chooses; wait until there is one."""
-        while True:
-            names = {*avoided.names(), *tried}
-            there = self.alive
-            choice = [one for one in there if one.name not in names] or there
-            if choice:
-                num = min(2, len(choice))
-                return min(self.network.rng.sample(choice, num), key=lambda one: one.num_leases)
-            self._changed.clear()
-            await self._changed.wait()
-
-    # --- what `ServePool` sees of a handle
-
-    @property
-    def deployment_name(self) -> str:
-        """See `DeploymentHandle`."""
-        return self.kind
-
-    def options(self, **words: Any) -> Deployment:
-        """See `DeploymentHandle.options`."""
-        return self
-
-    def remote(self, request: LeaseRequest) -> Stream:
-        """See `DeploymentHandle.remote`."""
-        stream = Stream(self, request)
-        self.streams.append(stream)
-        return stream
-
-
-class Stream:
-    """A lease's streaming call: a `DeploymentResponseGenerator`."""
-
-    avoided: TimedNames  # of the schedule; set by it
-
-    def __init__(self, deployment: Deployment, request: LeaseRequest) -> None:
-        self._deployment = deployment
-        self._network = deployment.network
-        self.session_id = request.session_id
-        self.is_cancelled = False
-        self._held: tuple[Process, LeaseKey] | None = None
-        self._end: asyncio.Future[str] | None = None
-
-    async def __anext__(self) -> LeaseGrant | LeaseRefused:
-        """Return the grant; later wait for the lease's end."""
-        if self._end is not None:
-            return await self._ended(self._end)
-        tried: set[str] = set()
-        while True:
-            await asyncio.sleep(self._network.rng.uniform(0.001, 0.01))
-            process = await self._deployment.chosen(self.avoided, tried)
-            if not process.is_stopped or process.answers_leases:
-                break
-            await asyncio.sleep(ANSWER_LIMIT_S)  # it does not answer: Serve chooses again
-            tried.add(process.name)
-        if self._network.happens("refused", self._network.rates.refuse):
-            if self._network.rng.random() < 0.5:
-                raise ActorUnavailableError("a random refusal", b"1" * 16)
-            return LeaseRefused(replica=process.name, reason="a random refusal")
-        key = process.admit(self.session_id)
-        self._held, self._end = (process, key), process.ends[key]
-        await asyncio.sleep(self._network.rng.uniform(0.0005, 0.003))  # the way back
-        self._deployment.num_granted[self.session_id] += 1
-        self._network.note(f"{process.name}: leased to {self.session_id}")
-        return process.grant
-
-    async def _ended(self, end: asyncio.Future[str]) -> LeaseGrant:
-        reason = await asyncio.shield(end)
-        await asyncio.sleep(self._network.rng.uniform(0.001, 0.05))
-        if reason == "ended":
-            self._deployment.num_granted[self.session_id] -= 1
-            raise StopAsyncIteration
-        raise ActorDiedError
-
-    def cancel(self) -> None:
-        """See `DeploymentResponseGenerator.cancel`; it may not arrive."""
-        if self.is_cancelled:
-            return
-        self.is_cancelled = True
-        if self._held is not None and not self._network.happens(
-            "end of a lease lost", self._network.rates.forget
-        ):
-            process, key = self._held
-            self._network.later(self._network.rng.uniform(0.001, 0.01), process.release, key)
+    def handle(self) -> Any:
+        """Return a new handle of a router."""
+        handle = Handle(self.network, self.kind)
+        self.handles.append(handle)
+        self._tell(handle)
+        return handle
 
 
 class Links:
@@ -172,7 +95,7 @@ class Links:
     def __init__(self, network: Network, name: str, deployments: dict[str, Deployment]) -> None:
         self.network = network
         self.public_key = name
-        self._deployments = deployments
+        self.deployments = deployments
         self._connections: dict[Endpoint, Connection] = {}
 
     def channel(
@@ -181,7 +104,7 @@ class Links:
         """See `LinkClient.channel`."""
         connection = self._connections.get(endpoint)
         if connection is None or connection.is_closed:
-            deployment = self._deployments[endpoint.address.split("-")[0]]
+            deployment = self.deployments[endpoint.address.split("-")[0]]
             connection = Connection(self, deployment, endpoint)
             self._connections[endpoint] = connection
         return connection.open(session_id)

@@ -69,6 +69,8 @@ class Network:
         self.trace: list[str] = []
         # Losses that a session may have had by what befell replicas, by kind, links apart.
         self.num_losses: Counter[str] = Counter()
+        # Leases of a kind that a session got, less those that the replica ended itself.
+        self.num_granted: Counter[tuple[str, str]] = Counter()
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
 

@@ -7,14 +7,18 @@ Ray and the passes of models are simulated. A seed has one trace.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
-from loadtest.fuzz.cases import Outcome, RunCase
+from deployments.serve import timed_names
+from deployments.serve.timed_names import AVOID_S, FULL_S, TimedNames
+from loadtest.fuzz.cases import Outcome, in_thread
 from loadtest.fuzz.failures.schedule import Schedule
 from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
 
@@ -49,31 +53,21 @@ def virtual_runner(seed: int) -> Iterator[asyncio.Runner]:
 
 @contextmanager
 def _virtual_clocks(runner: asyncio.Runner, seed: int) -> Iterator[None]:
-    """Have modules read virtual time, and jitter be the seed's."""
+    """Have modules read virtual time, know no replica yet, and jitter be the seed's."""
     loop = runner.get_loop()
     clock = SimpleNamespace(perf_counter=loop.time, monotonic=loop.time)
-    modules = [
-        module
-        for name, module in sorted(sys.modules.items())
-        if name.startswith(_CLOCKED) and getattr(module, "time", None) is time
-    ]
     dice = random.getstate()
     random.seed(seed)
-    for module in modules:
-        module.time = clock  # type: ignore[attr-defined]
-    try:
+    serve = logging.getLogger("ray.serve")  # tells each change of replicas
+    with ExitStack() as stack, mock.patch.object(serve, "disabled", True):
+        stack.callback(random.setstate, dice)
+        for name, module in list(sys.modules.items()):
+            if name.startswith(_CLOCKED) and getattr(module, "time", None) is time:
+                stack.enter_context(mock.patch.object(module, "time", clock))
+        for name, for_s in (("_avoided", AVOID_S), ("_full", FULL_S)):
+            kept = TimedNames(for_s, loop.time)
+            stack.enter_context(mock.patch.object(timed_names, name, kept))
         yield
-    finally:
-        for module in modules:
-            module.time = time  # type: ignore[attr-defined]
-        random.setstate(dice)
 
 
-@asynccontextmanager
-async def open_failures() -> AsyncIterator[RunCase]:
-    """Yield what runs the schedule of a seed: in a thread, for it has an event loop of its own."""
-
-    async def run_case(seed: int) -> Outcome:
-        return await asyncio.to_thread(simulate, seed)
-
-    yield run_case
+open_failures = in_thread(simulate)

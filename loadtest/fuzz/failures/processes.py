@@ -7,9 +7,12 @@ turn gives leaves at its end.
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
+
+from ray.exceptions import ActorDiedError
 
 from deployments.link.leases import LeaseKey
 from loadtest.fuzz.failures.model import MAX_MODEL_LEN
@@ -33,6 +36,8 @@ class Process(ABC):
 
     Attributes:
         slowness: factor of all it computes.
+        places: leases it holds at most.
+        changed_s: when it became full, or got room.
         on_end: is told why it is gone.
     """
 
@@ -45,6 +50,8 @@ class Process(ABC):
             replica=name,
         )
         self.slowness = 1.0
+        self.places: float = math.inf
+        self.changed_s = network.now()
         self.is_alive = True
         self.answers_leases = False  # while it is stopped
         self.failure = ""  # an exception that is no fault of the schedule
@@ -71,6 +78,7 @@ class Process(ABC):
     def go_on(self) -> None:
         """Go on after a stop."""
         self._goes_on.set()
+        self.changed_s = self.network.now()
 
     def jump(self, seconds: float) -> None:
         """Have the clock of its node jump ahead."""
@@ -80,6 +88,7 @@ class Process(ABC):
         """End it with all that it holds; its leases end."""
         self.is_alive = False
         self._task.cancel()
+        self._goes_on.set()  # who waits for its answer sees it
         for end in self.ends.values():
             if not end.done():
                 end.set_result("gone")
@@ -99,6 +108,17 @@ class Process(ABC):
         """Seconds by the clock of its node; a turn's work has passed when it is over."""
         return self.network.now() + self._skew_s + self._spent_s
 
+    async def answer(self) -> None:
+        """Wait until it answers a call of Serve's.
+
+        Raises:
+            ActorDiedError: it is gone.
+        """
+        if not self.answers_leases:
+            await self._goes_on.wait()
+        if not self.is_alive:
+            raise ActorDiedError
+
     def take(self, sender: Sender, message: Any) -> None:
         """Take a message from the link."""
         if self.is_alive:
@@ -109,13 +129,15 @@ class Process(ABC):
         """Lease a place."""
         key = (session_id, self._admit(session_id))
         self.ends[key] = asyncio.get_running_loop().create_future()
+        if self.num_leases == self.places:
+            self.changed_s = self.network.now()
         self._awake.set()
         return key
 
     def release(self, key: LeaseKey) -> None:
         """End a lease."""
         if self.is_alive:
-            self.ends.pop(key, None)
+            self._vacate(key)
             self._release(key)
             self._awake.set()
 
@@ -155,11 +177,21 @@ class Process(ABC):
         """Tell the holders of leases that ended here; return whether there were any."""
         ended = self._ended()
         for key in ended:
-            end = self.ends.pop(key, None)
+            end = self._vacate(key)
             if end is not None and not end.done():
                 end.set_result("ended")
         self._acknowledge(ended)
         return bool(ended)
+
+    def _vacate(self, key: LeaseKey) -> asyncio.Future[str] | None:
+        if self.num_leases == self.places:
+            self.changed_s = self.network.now()
+        return self.ends.pop(key, None)
+
+    def lasted_s(self, *, is_full: bool) -> float:
+        """Return for how long it has been full, or has had room; 0 if it is not so, or silent."""
+        is_so = is_full == (self.num_leases >= self.places) and self.is_alive
+        return self.network.now() - self.changed_s if is_so and not self.is_stopped else 0.0
 
     @property
     def num_leases(self) -> int:

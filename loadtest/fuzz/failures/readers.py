@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ MAX_PROMPT, MAX_TOKENS = 24, 14
 _MAX_EVENTS = 20
 _LOST = ("target", "constraint")
 _CHOICES = ((1, 2), (1, 2, 3), (7,), (8, 4, 4, 4, 9, 3), (8, 4, 5))
+_BUSY = re.compile(r"no (\w+) replica granted a lease within (\S+) s: (all replicas are busy)?")
+_FOUND_S = 4.0  # Serve has asked a replica sooner, even if others do not answer
 _FAILURES = {kind.code for kind in (Unavailable, MaskUnavailable, ReplicasLost, Overloaded)}
 
 
@@ -85,6 +88,7 @@ def drawn_request(rng: random.Random, name: str, shared: Sequence[int]) -> Gener
         max_tokens=rng.randint(1, MAX_TOKENS) if not is_choice else MAX_TOKENS,
         grammar=None if is_choice or rng.random() < 0.65 else Grammar(kind="regex", text="x"),
         choices=_CHOICES if is_choice else (),
+        prefix_key="shared" if num_shared else "",
         speculation=SpeculationSettings(
             num_speculative_tokens=rng.choice((0, 1, 3, 4, None, None))
         ),
@@ -116,6 +120,7 @@ class Reader:
     ids: list[int] = field(default_factory=list)
     end: str = ""
     lost_kind: str = ""  # of replicas that it says it has lost
+    is_refused: bool = False  # as all replicas are full
     complaints: list[str] = field(default_factory=list)
 
     @classmethod
@@ -129,7 +134,7 @@ class Reader:
         elif how < 0.2:
             reader.closes_after = rng.randint(0, 6)
         elif how < 0.3:
-            reader.pause_s = rng.uniform(0.0, 0.3)
+            reader.pause_s = rng.uniform(0.0, rng.choice((0.3, 1.0)))
         return reader
 
     @property
@@ -141,12 +146,8 @@ class Reader:
         """Note what is wrong with it."""
         self.complaints.append(f"{self.name}: {what}")
 
-    async def read(self, num_targets: Callable[[str], int]) -> None:
-        """Ask, read, leave, and judge.
-
-        Args:
-            num_targets: that have been leased to a session and did not end the lease themselves.
-        """
+    async def read(self) -> None:
+        """Ask, read, leave, and judge."""
         await asyncio.sleep(self.begins_s)
         limit_s = longest_s(self.request.max_tokens) + _MAX_EVENTS * self.pause_s
         task = asyncio.create_task(self._stream(), name=self.name)
@@ -162,8 +163,8 @@ class Reader:
         await asyncio.gather(task, return_exceptions=True)
         self.network.note(f"{self.name}: {self.end} after {len(self.ids)} tokens")
         self._judge()
-        if num_targets(self.name) > LIMITS.max_losses:
-            self.complain(f"had {num_targets(self.name)} targets, which is more than it may lose")
+        if (num_targets := self.network.num_granted["target", self.name]) > LIMITS.max_losses:
+            self.complain(f"had {num_targets} targets, which is more than it may lose")
 
     async def _stream(self) -> None:
         try:
@@ -176,6 +177,7 @@ class Reader:
                 self.complain(f"{error} after its end")
             self.end = error.code
             self.lost_kind = next((kind for kind in _LOST if error.message.startswith(kind)), "")
+            self._note_refusal(error.message)
             cause = error.__cause__
             is_fault = isinstance(cause, LinkLost) and cause.reason == "fault"
             if is_fault or not isinstance(error, Unavailable | Overloaded):
@@ -185,6 +187,18 @@ class Reader:
             self.end = "crashed"
         else:
             self.end = self.end or "closed"
+
+    def _note_refusal(self, message: str) -> None:
+        """Complain if all are full by the message and one had room for long, or the reverse."""
+        if not (found := _BUSY.search(message)):
+            return
+        kind, waited_s, busy = found.groups()
+        self.network.counts["no place"] += bool(busy)
+        self.is_refused = bool(busy) and self.network.counts["full"] > 0
+        alive = self.router.links.deployments[kind].alive
+        lasted_s = max((one.lasted_s(is_full=not busy) for one in alive), default=0.0)
+        if min(lasted_s, float(waited_s)) > _FOUND_S:
+            self.complain(f"{message}; that is untrue of one for {lasted_s:.1f} s")
 
     async def _events(self) -> None:
         sink = self.router.quarantine.sink(self.request)
@@ -225,7 +239,8 @@ class Reader:
             self.complain("it has no end")
         is_lost = self.end == ReplicasLost.code
         num_losses = LIMITS.max_losses if is_lost else 1
-        if self.end in _FAILURES and not self.network.explains(self.lost_kind, num_losses):
+        is_explained = self.network.explains(self.lost_kind, num_losses)
+        if self.end in _FAILURES and not is_explained and (self.lost_kind or not self.is_refused):
             self.complain(f"{self.end}, for no reason")
         if is_lost:
             try:

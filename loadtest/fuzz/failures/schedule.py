@@ -7,13 +7,14 @@ of it. No session outlives the sum of its limits. Losses are counted, and nothin
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any
 
-from deployments.ingress.pools import ServePool
+from deployments.ingress.pools import PlacedServePool, ServePool
 from deployments.ingress.quarantine import Quarantine
-from deployments.serve.timed_names import AVOID_S, TimedNames
-from loadtest.fuzz.failures.cluster import Deployment, Links, Make, Stream
+from deployments.serve.timed_names import avoided
+from loadtest.fuzz.failures.cluster import Deployment, Links, Make
 from loadtest.fuzz.failures.constraints import ConstraintProcess
 from loadtest.fuzz.failures.engines import EngineProcess, SimulatedModel
 from loadtest.fuzz.failures.faults import Faults
@@ -42,7 +43,9 @@ from router.planning.costs import PassCosts
 from router.services import Services
 
 _DRAIN_S = 100.0  # leases whose end was lost idle out before
+_PROBED_S = 2.0  # Serve waits no longer for a load
 _MAX_K = 4
+_TIGHT = 0.3  # share of schedules whose replicas have few places
 
 
 class Schedule:
@@ -51,26 +54,28 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
         self.network = Network(rng, FaultRates.drawn(rng))
-        avoided = TimedNames(AVOID_S, self.network.now)
-        Stream.avoided = avoided
+        self.places = rng.choice((1, 1, 2)) if rng.random() < _TIGHT else math.inf  # of a replica
+        num_streams = rng.choice((1, 2, 3, 4) if self.places == math.inf else (3, 4, 6))
         # Verifies of a session until it brings down its target.
         self._poison = {"s0": rng.randint(1, 3)} if rng.random() < 0.15 else {}
         shared = [rng.randrange(1, VOCAB_SIZE) for _ in range(MAX_PROMPT)]
-        requests = [drawn_request(rng, f"s{i}", shared) for i in range(rng.choice((1, 2, 3, 4)))]
+        requests = [drawn_request(rng, f"s{i}", shared) for i in range(num_streams)]
         longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         self._least_blocks = (longest + 2 * _MAX_K) // BLOCK_SIZE
-        constraint = Deployment(self.network, "constraint", self._constraint, rng.choice((1, 1, 2)))
-        self._constraints = constraint.addresses
-        target = Deployment(self.network, "target", self._engine("target"), rng.choice((1, 2, 3)))
-        draft = Deployment(self.network, "draft", self._engine("draft"), rng.choice((1, 1, 2)))
-        self.deployments = {one.kind: one for one in (constraint, target, draft)}
-        self.routers = [self._router(f"router{i}", avoided) for i in range(rng.choice((1, 1, 2)))]
+        self.deployments: dict[str, Deployment] = {}
+        self._deploy("constraint", self._constraint, rng.choice((1, 1, 2)))
+        self._deploy("target", self._engine("target"), rng.choice((1, 2, 3)))
+        self._deploy("draft", self._engine("draft"), rng.choice((1, 1, 2)))
+        self.routers = [self._router(f"router{i}") for i in range(rng.choice((1, 1, 2)))]
         self.readers = [
             Reader.drawn(self.network, request, rng.choice(self.routers)) for request in requests
         ]
         Faults(self.network, self.deployments, self._silence)
 
     # --- the world
+
+    def _deploy(self, kind: str, make: Make, num_replicas: int) -> None:
+        self.deployments[kind] = Deployment(self.network, kind, make, num_replicas, self.places)
 
     def _constraint(self, address: str, name: str, epoch: int) -> Process:
         return ConstraintProcess(self.network, address, name, epoch)
@@ -83,7 +88,7 @@ class Schedule:
 
         def make(address: str, name: str, epoch: int) -> Process:
             process = EngineProcess(self.network, address, name, epoch, model)
-            process.masks.processes = self._constraints
+            process.masks.processes = self.deployments["constraint"].addresses
             if is_target:
                 process.poison = dict(self._poison)
                 process.on_poisoned = self._kill_target
@@ -94,13 +99,13 @@ class Schedule:
     def _kill_target(self, process: Process) -> None:
         self.deployments["target"].kill(process)
 
-    def _router(self, name: str, avoided: TimedNames) -> Router:
+    def _router(self, name: str) -> Router:
         links = Links(self.network, name, self.deployments)
 
         def pool(kind: str, reply_type: Any) -> ServePool[Any, Any]:
-            handle: Any = self.deployments[kind]
             client: Any = links
-            return ServePool(handle, client, reply_type)
+            make = PlacedServePool if kind == "target" else ServePool
+            return make(self.deployments[kind].handle(), client, reply_type)
 
         services = Services(
             target_pool=pool("target", EngineReply),
@@ -114,7 +119,7 @@ class Schedule:
             limits=LIMITS,
             planner=RouterPlanner(PassCosts(), clock=self.network.now),
         )
-        services.losses.on_lost = avoided.add
+        services.losses.on_lost = avoided().add
         generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
         return Router(links, services, generator, Quarantine(self.network.now))
 
@@ -126,10 +131,9 @@ class Schedule:
 
     async def run(self) -> list[str]:
         """Run it to its end; return the complaints."""
-        num_granted = self.deployments["target"].num_granted
         async with asyncio.TaskGroup() as tasks:
             for reader in self.readers:
-                tasks.create_task(reader.read(num_granted.__getitem__))
+                tasks.create_task(reader.read())
         found = [line for reader in self.readers for line in reader.complaints]
         found += self._unreleased()
         await self._drain()
@@ -146,9 +150,10 @@ class Schedule:
     def _unreleased(self) -> list[str]:
         """Return what routers have not given back; at most its end may be on its way."""
         found = [
-            f"{stream.session_id}: a lease on a {deployment.kind} was not given back"
+            f"{stream.name}: a lease on a {deployment.kind} was not given back"
             for deployment in self.deployments.values()
-            for stream in deployment.streams
+            for handle in deployment.handles
+            for stream in handle.streams
             if not stream.is_cancelled
         ]
         for router in self.routers:
@@ -165,6 +170,9 @@ class Schedule:
     async def _drain(self) -> None:
         """Let what goes on find out what has ended; nothing hangs any more."""
         began_s = self.network.now()
+        for deployment in self.deployments.values():
+            deployment.handles.clear()  # no router probes what starts from now on
+        await asyncio.sleep(_PROBED_S)
         while self._left() and self.network.now() - began_s < _DRAIN_S:  # virtual
             for process in self._alive():
                 process.go_on()

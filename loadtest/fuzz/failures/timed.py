@@ -16,11 +16,10 @@ from torch import Tensor
 
 from deployments.ingress.pools import ServePool
 from deployments.link.leases import LeaseKey
-from deployments.serve.timed_names import AVOID_S, TimedNames
 from loadtest.frame.runs import Ask, Run
 from loadtest.frame.stages import answer_all
 from loadtest.frame.ways import Way
-from loadtest.fuzz.failures.cluster import Deployment, Links, Make, Stream
+from loadtest.fuzz.failures.cluster import Deployment, Links, Make
 from loadtest.fuzz.failures.engines import EngineProcess, SimulatedModel
 from loadtest.fuzz.failures.model import MAX_MODEL_LEN, TARGET, logits_table
 from loadtest.fuzz.failures.network import FaultRates, Network
@@ -112,7 +111,6 @@ class _World:
 
     def __init__(self, network: Network, pair: TimedPair) -> None:
         self._network = network
-        Stream.avoided = TimedNames(AVOID_S, network.now)
         parts = {
             "target": (_model(TARGET, is_target=True), pair.target),
             POOL: (_model(logits_table(pair.noise), is_target=False), pair.draft),
@@ -128,15 +126,14 @@ class _World:
 
         return make
 
-    def router(self, way: Way) -> SpeculativeGenerator:
+    async def router(self, way: Way) -> SpeculativeGenerator:
         """Return the router of a way; it keeps what it learns."""
         if repr(way) not in self._routers:
             links = Links(self._network, f"router{len(self._routers)}", self._deployments)
 
             def pool(kind: str) -> ServePool[Any, Any]:
-                handle: Any = self._deployments[kind]
                 client: Any = links
-                return ServePool(handle, client, EngineReply)
+                return ServePool(self._deployments[kind].handle(), client, EngineReply)
 
             services = Services(
                 target_pool=pool("target"),
@@ -193,7 +190,7 @@ class TimedStage:
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
         self._num_runs += 1
-        router = self._world.router(way)
+        router = self._runner.run(self._world.router(way))
         run: Run = self._runner.run(answer_all(router, asks, way, batch, f"run-{self._num_runs}"))
         return run
 

@@ -7,13 +7,11 @@ refuses too. If it finds nothing, `LLM` answers a prompt and chats.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from deployments.config.model_files import file_faults
 from deployments.config.model_paths import REPO_ROOT
 from deployments.config.schema import AppConfig
 from deployments.llm import LLM, SamplingParams
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome, in_thread
 from loadtest.fuzz.folders.damage import damage
 from models.protocol.errors import InvalidRequest
 
@@ -39,22 +37,15 @@ _CHATS: Sequence[tuple[Any, Mapping[str, Any]]] = (
 )
 
 
-@asynccontextmanager
-async def open_folders() -> AsyncIterator[RunCase]:
-    """Yield the part, ready to run cases."""
-
-    async def run(seed: int) -> Outcome:
-        return await asyncio.to_thread(_case, seed)
-
-    yield run
-
-
 def _case(seed: int) -> Outcome:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="fuzz-folder-") as root:
         folder = Path(shutil.copytree(_MODEL, Path(root) / "model"))
         named = damage(rng, folder)
         return _held(folder, named)
+
+
+open_folders = in_thread(_case)
 
 
 def _held(folder: Path, named: Sequence[str]) -> Outcome:

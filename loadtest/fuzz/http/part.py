@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome, in_world
 from loadtest.fuzz.engines.world import left_tasks
 from loadtest.fuzz.http.answers import wrong_with
 from loadtest.fuzz.http.attacks import Attack, random_attack
@@ -16,17 +14,6 @@ from loadtest.fuzz.http.world import HttpWorld, ask, http_world
 
 _NUM_REQUESTS = 8
 _LIMIT_S = 60.0  # limit of one request; the longest takes a second
-
-
-@asynccontextmanager
-async def open_http() -> AsyncIterator[RunCase]:
-    """Yield the part, ready to run cases."""
-    async with http_world() as world:
-
-        async def run(seed: int) -> Outcome:
-            return await _case(seed, world)
-
-        yield run
 
 
 async def _case(seed: int, world: HttpWorld) -> Outcome:
@@ -39,6 +26,9 @@ async def _case(seed: int, world: HttpWorld) -> Outcome:
         outcome.add(found)
     outcome.complaints += await world.left() + await left_tasks(before)
     return outcome
+
+
+open_http = in_world(http_world, _case)
 
 
 async def _attack(world: HttpWorld, attack: Attack) -> Outcome:

@@ -16,8 +16,12 @@ from msgspec import structs
 from deployments.engine import loop
 from deployments.ingress.pools import ServeLease
 from deployments.ingress.quarantine import Quarantine
+from deployments.serve import lease_router
+from deployments.serve.lease_router import LeaseRouter
+from deployments.serve.timed_names import avoided
 from loadtest.fuzz.failures.part import simulate
 from models.engine import base, sampler
+from models.protocol.errors import LinkLost
 from models.protocol.forced import NOTHING_FORCED
 from models.protocol.messages import Verdict
 from models.scheduler.sessions import Session
@@ -47,7 +51,10 @@ def test_schedules_find_nothing() -> None:
     happened = ("deaths", "stops", "hangs", "pauses", "slows down", "has its clock jump")
     ends = ("stop", "length", "unavailable", "replicas_lost", "cancelled", "closed")
     links = ("lost", "doubled", "late", "refused", "end of a lease lost", "preempted")
-    assert [what for what in (*happened, *ends, *links, "accepted") if counts[what] < 5] == []
+    places = ("full", "no place")
+    assert [
+        what for what in (*happened, *ends, *links, *places, "accepted") if counts[what] < 5
+    ] == []
 
 
 def test_a_seed_has_one_trace() -> None:
@@ -150,6 +157,31 @@ def a_retry_may_lose_more(patch: Patch) -> None:
     patch.setattr(Quarantine, "keep", lambda quarantine, request: None)
 
 
+def a_full_replica_counts_as_a_lost_one(patch: Patch) -> None:
+    after = Recovery.after
+
+    async def counting(recovery: Recovery, error: Any) -> None:
+        await after(recovery, LinkLost(error.message))
+
+    patch.setattr(Recovery, "after", counting)
+
+
+def nobody_notes_that_replicas_are_full(patch: Patch) -> None:
+    patch.setattr(lease_router, "_note_length", lambda replica, length: None)
+
+
+def an_avoided_replica_gets_no_lease_although_all_others_are_full(patch: Patch) -> None:
+    choose = LeaseRouter.choose_replicas
+
+    async def without_last(router: Any, **words: Any) -> Any:
+        chosen, names = await choose(router, **words), avoided().names()
+        return [
+            some for some in chosen if {one.replica_id.unique_id for one in some} - {*names}
+        ] or chosen
+
+    patch.setattr(LeaseRouter, "choose_replicas", without_last)
+
+
 MISTAKES = [
     an_answer_resets_the_losses,
     losses_after_an_answer_are_never_looked_at,
@@ -164,6 +196,9 @@ MISTAKES = [
     a_session_outlives_its_lease,
     a_commit_is_not_replayed,
     a_retry_may_lose_more,
+    a_full_replica_counts_as_a_lost_one,
+    nobody_notes_that_replicas_are_full,
+    an_avoided_replica_gets_no_lease_although_all_others_are_full,
 ]
 
 
