@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 42_100,
     "router": 9_550,
     "deployments": 25_240,
-    "loadtest": 30_510,
+    "loadtest": 30_610,
     "tests": 76_960,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing

@@ -83,9 +83,14 @@ def _in_parts(data: bytes) -> bytes:
 
 
 _PACKERS: tuple[tuple[str, Callable[[bytes], bytes]], ...] = (
-    *(("gzip", gzip.compress), ("x-gzip", gzip.compress), ("GZip", gzip.compress)),
-    *(("gzip", _in_parts), ("deflate", zlib.compress), ("deflate", _raw_deflate)),
-    *(("identity", bytes), ("identity, gzip", gzip.compress)),
+    ("gzip", gzip.compress),
+    ("x-gzip", gzip.compress),
+    ("GZip", gzip.compress),
+    ("gzip", _in_parts),
+    ("deflate", zlib.compress),
+    ("deflate", _raw_deflate),
+    ("identity", bytes),
+    ("identity, gzip", gzip.compress),
 )
 
 
@@ -115,8 +120,12 @@ def _encoded(rng: random.Random, data: bytes, habit: Habit) -> tuple[bytes, str]
 
 def _headers(rng: random.Random, habit: Habit) -> list[tuple[str, str]]:
     kinds = (
-        *("application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"),
-        *("text/plain;charset=UTF-8", "application/x-www-form-urlencoded", ""),
+        "application/json",
+        "application/json; charset=utf-8",
+        "Application/JSON;charset=UTF-8",
+        "text/plain;charset=UTF-8",
+        "application/x-www-form-urlencoded",
+        "",
     )
     kind = rng.choice(kinds)
     headers = [("Content-Type", kind)] if kind else []
@@ -128,18 +137,29 @@ def _headers(rng: random.Random, habit: Habit) -> list[tuple[str, str]]:
 
 
 _OF_PROXIES = [
-    *(("Accept", "text/event-stream"), ("Accept-Encoding", "gzip, deflate, br, zstd")),
-    *(("Accept-Language", "de-DE,de;q=0.9"), ("Authorization", "Bearer none")),
-    *(("Cache-Control", "no-cache"), ("CF-Connecting-IP", "203.0.113.7"), ("Cookie", "a=b; c=d")),
+    ("Accept", "text/event-stream"),
+    ("Accept-Encoding", "gzip, deflate, br, zstd"),
+    ("Accept-Language", "de-DE,de;q=0.9"),
+    ("Authorization", "Bearer none"),
+    ("Cache-Control", "no-cache"),
+    ("CF-Connecting-IP", "203.0.113.7"),
+    ("Cookie", "a=b; c=d"),
     ("Forwarded", 'for="[2001:db8::1]:4711";proto=https;host=api.example;by=_hidden'),
-    *(("Prefer", "wait=60"), ("Priority", "u=1, i"), ("Sec-Fetch-Mode", "cors")),
+    ("Prefer", "wait=60"),
+    ("Priority", "u=1, i"),
+    ("Sec-Fetch-Mode", "cors"),
+    ("TE", "trailers"),
     ("Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
-    *(("TE", "trailers"), ("User-Agent", "OpenAI/Python 3.54"), ("Via", "1.0 varnish, 1.1 cache")),
+    ("User-Agent", "OpenAI/Python 3.54"),
+    ("Via", "1.0 varnish, 1.1 cache"),
     ("X-Amzn-Trace-Id", "Root=1-67891233-abcdef012345678912345678"),
     ("X-Forwarded-For", "203.0.113.7, 198.51.100.2, unknown"),
-    *(("X-Forwarded-Host", "api.example"), ("X-Forwarded-Prefix", "/llm")),
-    *(("X-Forwarded-Proto", "https"), ("X-Real-IP", "203.0.113.7")),
-    *(("X-Request-Id", "3f1c-77"), ("X-Stainless-Lang", "js")),
+    ("X-Forwarded-Host", "api.example"),
+    ("X-Forwarded-Prefix", "/llm"),
+    ("X-Forwarded-Proto", "https"),
+    ("X-Real-IP", "203.0.113.7"),
+    ("X-Request-Id", "3f1c-77"),
+    ("X-Stainless-Lang", "js"),
 ]
 
 
@@ -147,8 +167,13 @@ def _target(rng: random.Random, path: str) -> str:
     """Return the request's target: the path in another spelling, at times a whole URL."""
     spelt = rng.choice(
         (
-            *(path, path, path + "/", "/" + path, path.replace("/", "//")),
-            *(path.removeprefix("/v1"), "/v1" + path),
+            path,
+            path,
+            path + "/",
+            "/" + path,
+            path.replace("/", "//"),
+            path.removeprefix("/v1"),
+            "/v1" + path,
         )
     )
     spelt += rng.choice(("", "", "?api-version=2024-10-21", "?"))

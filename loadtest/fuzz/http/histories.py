@@ -12,9 +12,11 @@ import asyncio
 import copy
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from loadtest.fuzz.cases import Outcome, in_world
+from loadtest.fuzz.cases import Outcome, RunCase
 from loadtest.fuzz.engines.world import left_tasks
 from loadtest.fuzz.http.answers import OVERLOAD, HttpAnswer
 from loadtest.fuzz.http.attacks import Attack
@@ -66,6 +68,17 @@ _NULLS: dict[str, Any] = {
 }
 
 
+@asynccontextmanager
+async def open_histories() -> AsyncIterator[RunCase]:
+    """Yield the part, ready to run cases."""
+    async with http_world() as world:
+
+        async def run(seed: int) -> Outcome:
+            return await _case(seed, world)
+
+        yield run
+
+
 async def _case(seed: int, world: HttpWorld) -> Outcome:
     rng = random.Random(seed)
     before = asyncio.all_tasks()
@@ -79,9 +92,6 @@ async def _case(seed: int, world: HttpWorld) -> Outcome:
             outcome.complaints += await _compared(world, path, plain, other)
     outcome.complaints += await world.left() + await left_tasks(before)
     return outcome
-
-
-open_histories = in_world(http_world, _case)
 
 
 async def _compared(

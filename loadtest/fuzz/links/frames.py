@@ -124,10 +124,26 @@ def _constraint_message(rng: random.Random, epoch: int, session_id: str) -> Any:
 
 
 _STRANGE: tuple[Any, ...] = (
-    *(None, True, -1, 0, 2**31, 2**63, 2**64 - 1),
-    *(1.5, float("nan"), float("inf"), -1e30),
-    *("", "é" * 40, b"\xff\xfe"),
-    *([], [None], [[1]], {}, {"a": 1}, [7] * 5000),
+    None,
+    True,
+    -1,
+    0,
+    2**31,
+    2**63,
+    2**64 - 1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    -1e30,
+    "",
+    "é" * 40,
+    b"\xff\xfe",
+    [],
+    [None],
+    [[1]],
+    {},
+    {"a": 1},
+    [7] * 5000,
 )
 
 
