@@ -189,7 +189,7 @@ class SpeculationLimits(Section):
         "target; a request may set a lower one; 0: no rule, measured cost decides",
     )
     run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(
-        default=16,
+        default=32,
         description="plain steps that the target may go on alone where nothing is drafted",
     )
 

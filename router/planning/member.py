@@ -10,7 +10,6 @@ from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits
 
 # Worth as those of `planner.py` (`--set member._NAME=VALUE`).
-_PLAIN_STEPS = 32  # that the target goes on alone at least: it is stopped once others draft
 _PROBE_WEIGHT = 16  # drafts that a probe counts for; 8 and a length of 2: 0.90 at 20 s (of 0.91)
 
 
@@ -20,7 +19,7 @@ class PlanMember:
     Args:
         estimates: acceptance of each drafter that may draft for the session, by name.
         max_length: the highest k.
-        run_on: plain steps per round where nobody drafts.
+        run_on: plain steps per round without a draft. The target is stopped once others draft.
     """
 
     def __init__(
@@ -29,7 +28,6 @@ class PlanMember:
         self._estimates = estimates
         self._max_length = max_length
         self.run_on = run_on
-        self.plain_steps = max(run_on, _PLAIN_STEPS)
         self.drafter: DrafterTraits | None = None  # of its newest plan
         self.limit = 0  # the highest k of its newest round
         self._most_room = 0  # the highest limit so far

@@ -181,16 +181,16 @@ class ReplicaPlanner:
         if self._num_controls > 0:
             self._num_controls -= 1
             self._in_control.add(session)
-            return RoundPlan(0, session.plain_steps, reason=CONTROL)
+            return RoundPlan(0, session.run_on, reason=CONTROL)
         if self._is_to_probe(session, now_s):
             if not is_ready:  # soon, for its text may be short
                 return RoundPlan(0, 1, is_typical=False, reason="probes soon")
             self._has_probed = True
             self._stats.num_probe_rounds += 1
             length = min(_PROBE_LENGTH, session.limit)
-            return RoundPlan(length, session.plain_steps, is_typical=False, reason=PROBE)
+            return RoundPlan(length, session.run_on, is_typical=False, reason=PROBE)
         reason = "beside control" if self.mode is Mode.DRAFTING else "plain pays"
-        return RoundPlan(0, session.plain_steps, reason=reason)
+        return RoundPlan(0, session.run_on, reason=reason)
 
     # --- rounds to measure the other mode ------------------------------------------------------
 
@@ -213,7 +213,7 @@ class ReplicaPlanner:
     def _control_loss_ms(self) -> float:
         """The loss of each session by a control round."""
         drafting, plain = (max(self.rate(mode), 1e-9) for mode in (Mode.DRAFTING, Mode.PLAIN))
-        took_ms = sum(1 + session.plain_steps for session in self.sessions) / plain
+        took_ms = sum(1 + session.run_on for session in self.sessions) / plain
         return took_ms * max(1.0 - plain / drafting, _LEAST_LOSS)
 
     def _is_to_probe(self, session: PlanMember, now_s: float) -> bool:
@@ -360,7 +360,7 @@ class ReplicaPlanner:
         """Choose the mode that promises more tokens per ms."""
         drafting, plain = self.rate(Mode.DRAFTING), self.rate(Mode.PLAIN)
         advantage = drafting / plain if plain > 0.0 else 1.0
-        num_steps = max(session.plain_steps for session in self.sessions)
+        num_steps = max(session.run_on for session in self.sessions)
         rounds_ms = [plan.round_ms for plan in self.plans.values()]
         smoothing_ms = _SMOOTHING * max(num_steps * self.plans[Mode.PLAIN].round_ms, *rounds_ms)
         weight = min(1.0, (now_s - self._planned_at_s) * 1e3 / max(smoothing_ms, 1e-9))
