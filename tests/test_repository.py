@@ -50,11 +50,11 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # Lines of Python. A number that must rise has its reason in the changelog; the aims are 30,000,
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
-    "models": 42_100,
-    "router": 9_550,
-    "deployments": 25_240,
+    "models": 42_110,
+    "router": 9_600,
+    "deployments": 25_370,
     "loadtest": 30_610,
-    "tests": 76_960,
+    "tests": 77_270,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -42,6 +42,7 @@ from deployments.constraint.pipe import (
     Work,
     to_frame,
 )
+from deployments.serve.threads import STOPPED, first_thread
 
 SESSIONS = "deployments.constraint.child"
 CANARY = "deployments.constraint.canary"
@@ -259,10 +260,10 @@ class ChildProcess(asyncio.Protocol):
 
         A thread that had none and is not stopped waits for a core.
         """
-        state, cpu_s = _first_thread(self.pid)
-        if state in ("", "T", "t"):
+        thread = first_thread(self.pid)
+        if thread is None or thread.state in STOPPED:
             return None
-        return cpu_s - work.cpu_ns_at_begin / 1e9 if work.number is not None else 0.0
+        return thread.cpu_s - work.cpu_ns_at_begin / 1e9 if work.number is not None else 0.0
 
     def _kill(self, reason: str) -> None:
         self._kill_reason = reason
@@ -329,17 +330,6 @@ def _reap(popen: subprocess.Popen[bytes], grace_s: float) -> int:
         _, status = os.waitpid(popen.pid, 0)
     popen.returncode = os.waitstatus_to_exitcode(status)
     return popen.returncode
-
-
-def _first_thread(pid: int | None) -> tuple[str, float]:
-    """State and CPU seconds of a process's first thread; "" and 0 where that cannot be known."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return "", 0.0
-    ticks = int(fields[11]) + int(fields[12])  # utime and stime: proc(5)
-    return fields[0].decode(), ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _describe(status: int) -> str:

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from transformers import LlamaForCausalLM
 
 from deployments.app import bind_engine
 from deployments.config.sections.models import LinkConfig, ModelConfig
+from deployments.engine import rank_group
 from deployments.engine.rank_group import RankGroup
 from deployments.ingress.pools import engine_pool
 from deployments.link.client import LinkChannel, LinkClient
@@ -227,9 +229,14 @@ async def test_lease_of_a_dead_router_ends(links: LinkClient) -> None:
 
 @pytest.mark.parametrize("own_length", [0, 2], ids=["plain", "early exit"])
 async def test_a_pass_that_hangs_loses_the_group(
-    links: LinkClient, model_path: str, expected: list[int], own_length: int
+    links: LinkClient,
+    model_path: str,
+    expected: list[int],
+    own_length: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The follower's process is stopped, but only the pass has a short limit here."""
+    monkeypatch.setattr(rank_group, "_STILL_LOOKS", sys.maxsize)
     limits: dict[str, Any] = {"stall_timeout_s": WAIT_S, "step_timeout_s": 2.0}
     served = model(model_path, **limits, early_exit=1 if own_length else None)
     group = RankGroup("target", served, LINK)
@@ -251,6 +258,24 @@ async def test_a_pass_that_hangs_loses_the_group(
         assert "rank 0" in reason, "the leader's pass is what fails"
     finally:
         pids = group.pids
+        group.kill()
+    await gone(pids)
+
+
+async def test_a_stopped_rank_is_lost_long_before_a_silent_one(
+    cluster: None, model_path: str
+) -> None:
+    """One that waits for a core gets the whole `stall_timeout_s`, far beyond this test's end."""
+    served = model(model_path, tensor_parallel_size=1, stall_timeout_s=10 * WAIT_S)
+    group = RankGroup("target", served, LINK)
+    try:
+        await group.start()
+        watch = asyncio.create_task(group.watch())
+        pids = group.pids
+        os.kill(pids[0], signal.SIGSTOP)
+        async with asyncio.timeout(WAIT_S):
+            assert "rank 0: silent, and its process neither runs" in await watch
+    finally:
         group.kill()
     await gone(pids)
 
