@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from models.protocol.messages import Chosen, Verdict
+from router.loop import commit
 from router.planning.round_plan import RoundPlan
 from router.rounds import Round
 from router.session import Session
@@ -33,24 +35,9 @@ async def run_choice(
     choice = choices[chosen.index]
     verdict = _as_verdict(chosen, len(choice))
     session.watch.note_verdict(asked, verdict)
-    tokens = session.stops.until_eos([*choice, chosen.end_token])
-    taken = session.stops.take(tokens)
-    new = tokens[: taken.num_tokens]
-    session.committed.extend(new)
-    session.generated.extend(new)
-    shown = session.logprobs.shown(verdict, tokens, taken)
-    of_prompt = session.logprobs.of_prompt(verdict)
-    details = session.details.of(asked, verdict, taken)
+    delta = await commit(session, asked, [verdict], [*choice, chosen.end_token])
     session.watch.note_emitting()
-    yield Delta(
-        taken.text,
-        tuple(new),
-        shown,
-        of_prompt,
-        taken.finish_reason,
-        details=details,
-        choice_logprobs=tuple(chosen.logprobs),
-    )
+    yield replace(delta, choice_logprobs=tuple(chosen.logprobs))
     session.watch.note_emitted()
 
 

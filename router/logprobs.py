@@ -50,17 +50,17 @@ class LogprobsOutbox:
         return tuple(verdict.prompt_logprobs)
 
     def shown(
-        self, verdict: Verdict, tokens: Sequence[int], taken: StopResult
+        self, verdicts: Sequence[Verdict], num_tokens: int, taken: StopResult
     ) -> tuple[ShownToken, ...]:
-        """Entries of the tokens whose text is shown now, in order; `tokens` came with `verdict`.
+        """Entries of the tokens whose text is shown now, in order; `num_tokens` came with these.
 
         Raises:
             InternalError: the target sent too few.
         """
         if not self._is_asked:
             return ()
-        entries = verdict.logprobs[: len(tokens)]
-        _check(entries, len(tokens), "logprobs")
+        entries = [entry for verdict in verdicts for entry in verdict.logprobs][:num_tokens]
+        _check(entries, num_tokens, "logprobs")
         self._waiting.extend(entries[: taken.num_tokens])
         return tuple(ShownToken(offset, self._waiting.popleft()) for offset in taken.offsets)
 

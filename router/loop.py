@@ -1,11 +1,12 @@
 """One session as a coroutine: plan, draft, verify, validate, commit, emit, until the text ends.
 
 This is the algorithm; everything else is inside the parts of a `Session`. Plain decoding is the
-same loop with k = 0, where the target goes on alone between messages. A round emits the accepted
-draft tokens and exactly one token of the target's own. It is the recovered token after the first
-rejection, or the bonus token after a whole draft. Both caches roll back when the next message names
-a shorter prefix. Leviathan et al. 2211.17192, Chen et al. 2302.01318; verification by shared noise
-(2408.07978) happens in the target engine.
+same loop with k = 0, where the target goes on alone between messages. Verdicts that came while
+other sessions had their turn go out together. So a router that is behind has less to do. A round
+emits the accepted draft tokens and exactly one token of the target's own. It is the recovered token
+after the first rejection, or the bonus token after a whole draft. Both caches roll back when the
+next message names a shorter prefix. Leviathan et al. 2211.17192, Chen et al. 2302.01318;
+verification by shared noise (2408.07978) happens in the target engine.
 
 Take k = 4, a draft [a, b, c, d] and a verdict (2 accepted, token x). The round commits a, b, x:
 
@@ -15,7 +16,7 @@ Take k = 4, a draft [a, b, c, d] and a verdict (2 accepted, token x). The round 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from models.protocol.messages import Verdict
@@ -31,6 +32,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
         ServingError: the session cannot go on; what was yielded before stays valid.
     """
     stops, guard, watch = session.stops, session.guard, session.watch
+    goes_together = not session.details.is_on  # else each verdict is told
     while True:
         # Plan and draft: up to k tokens, by one of the session's drafters.
         asked = await session.drafting.next_round(stops.remaining_tokens)
@@ -41,35 +43,23 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
         verdicts = session.verifier.verify(
             session.committed, asked.draft, max(0, run_on), asked.draft_probs
         )
+        arrived: list[Verdict] = []
         async with guard.surviving_mask_loss(), aclosing(verdicts):
             async for verdict in verdicts:
-                tokens = stops.until_eos(_accepted(asked, verdict))
                 watch.note_verdict(asked, verdict)
+                arrived.append(verdict)
+                is_behind = goes_together and session.verifier.has_more
+                if is_behind and not watch.planner.is_awaited:
+                    continue
 
-                # Validate before anything of it is seen, cut at the end of the text, commit.
-                await guard.validate(tokens)
-                taken = stops.take(tokens)
-                new = tokens[: taken.num_tokens]
-                session.committed.extend(new)
-                session.generated.extend(new)
-
-                # Emit.
-                shown = session.logprobs.shown(verdict, tokens, taken)
-                of_prompt = session.logprobs.of_prompt(verdict)
-                details = session.details.of(asked, verdict, taken)
+                # Commit and emit.
+                tokens = [token for each in arrived for token in _accepted(asked, each)]
+                delta = await commit(session, asked, arrived, tokens)
+                arrived = []
                 watch.note_emitting()
-                yield Delta(
-                    taken.text,
-                    tuple(new),
-                    shown,
-                    of_prompt,
-                    taken.finish_reason,
-                    details=details,
-                    num_draft_tokens=verdict.num_own_drafted
-                    + (len(asked.draft) if verdict.part == 0 else 0),
-                )
+                yield delta
                 watch.note_emitted()
-                if taken.finish_reason is not None:
+                if delta.finish_reason is not None:
                     return
                 # Others began to draft, so plan with them; or a draft came up that costs no step,
                 # and the step under way is not the last one anyway.
@@ -77,6 +67,34 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                     break
                 if verdict.part + 1 < run_on and session.drafting.is_awaited:
                     break
+
+
+async def commit(
+    session: Session, asked: Round, verdicts: Sequence[Verdict], tokens: list[int]
+) -> Delta:
+    """Commit the tokens of verdicts on a round, up to the text's end; return what is to be seen.
+
+    Raises:
+        ConstraintViolation: a token breaks the grammar; nothing is committed then.
+        Unavailable: the constraint replica is lost and no other was to be had in time.
+    """
+    first = verdicts[0]
+    tokens = session.stops.until_eos(tokens)
+    await session.guard.validate(tokens)
+    taken = session.stops.take(tokens)
+    new = tokens[: taken.num_tokens]
+    session.committed.extend(new)
+    session.generated.extend(new)
+    return Delta(
+        taken.text,
+        tuple(new),
+        session.logprobs.shown(verdicts, len(tokens), taken),
+        session.logprobs.of_prompt(first),
+        taken.finish_reason,
+        details=session.details.of(asked, first, taken),
+        num_draft_tokens=sum(verdict.num_own_drafted for verdict in verdicts)
+        + (len(asked.draft) if first.part == 0 else 0),
+    )
 
 
 def _accepted(asked: Round, verdict: Verdict) -> list[int]:

@@ -90,8 +90,11 @@ class FreeDrafter(Protocol):
         """
         ...
 
-    def may_have(self, text: TokenSequence) -> bool:
-        """Return whether a look after the committed `text` may find several tokens. Cheap."""
+    def best_case(self, text: TokenSequence, num_tokens: int) -> Sequence[float]:
+        """Return the survival of the best draft that a look after the committed `text` may find.
+
+        It is cheap, and mostly empty.
+        """
         ...
 
 
@@ -142,6 +145,11 @@ class StagedDrafter(Protocol):
 class Verifier(Protocol):
     """Verifies drafts for one session and samples the target's own tokens."""
 
+    @property
+    def has_more(self) -> bool:
+        """True if the next verdict is there already: to ask for it waits for nothing."""
+        ...
+
     def verify(
         self,
         committed: TokenSequence,
@@ -155,7 +163,7 @@ class Verifier(Protocol):
         none, each token counts as chosen for certain, which is right for prompt lookup.
 
         Yields the verdict on the draft (part 0), then one verdict for each plain step. The caller
-        commits the tokens of a verdict before it asks for the next, and may stop early. The plain
+        commits the tokens of a verdict before it waits for the next, and may stop early. The plain
         steps may end early too (a replica was lost), never before part 0. Safe to repeat: the same
         committed tokens and draft give the same verdict.
 
@@ -258,6 +266,10 @@ class Channel(Protocol, Generic[Request_contra, Reply_co]):
         Raises:
             LinkLost: the process is known to be gone; every later call raises it too.
         """
+        ...
+
+    def peek(self) -> Reply_co | None:
+        """Return the reply that `receive` would return at once; None if it would wait or raise."""
         ...
 
 

@@ -35,6 +35,11 @@ class RoundLog:
         self._past = TimeSplit()  # the time of the rounds before
         self._waiting: deque[TokenOrigin] = deque()  # origins of tokens that are not shown yet
 
+    @property
+    def is_on(self) -> bool:
+        """True if somebody wants to know."""
+        return self._stats is not None
+
     def of(self, asked: Round, verdict: Verdict, taken: StopResult) -> DeltaDetails | None:
         """Return the details for the delta of a verdict, of whose tokens `taken` were taken."""
         if self._stats is None:

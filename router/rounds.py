@@ -149,6 +149,7 @@ class RoundWatch:
         The first one decides on the draft.
         """
         self.stats.add_verdict(self._since, verdict.timing)
+        self._since = time.perf_counter()  # the next one may be there already
         self._asked = asked
         self._num_tokens += 1 + verdict.num_accepted + len(verdict.own)
         if verdict.num_own_drafted:

@@ -171,7 +171,7 @@ class Delta:
     (`models.protocol.packed_logprobs`).
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
-    verdict was on; 0: none were drafted. `details` are there where the request asks for them.
+    verdicts were on; 0: none were drafted. `details` are there where the request asks for them.
     `choice_logprobs` are those of the request's `choices`, in their order.
     """
 

@@ -57,6 +57,10 @@ class LinkChannel(Generic[Request, Reply]):
         """See `router.ports.Channel.receive`."""
         return await self.mailbox.get()
 
+    def peek(self) -> Reply | None:
+        """See `router.ports.Channel.peek`."""
+        return self.mailbox.peek()
+
     def mark_lost(self, message: str, reason: LossReason = "gone") -> None:
         """Make `receive` raise `LinkLost`, at once. Idempotent."""
         self.mailbox.mark_lost(message, reason)

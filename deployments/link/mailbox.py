@@ -53,6 +53,10 @@ class Mailbox(Generic[Reply]):
             finally:
                 self._waiter = None
 
+    def peek(self) -> Reply | None:
+        """Return the reply that `get` would return at once; None if it would wait or raise."""
+        return self._replies[0] if self._replies and self._lost is None else None
+
     @property
     def is_lost(self) -> bool:
         """True if `mark_lost` was called."""

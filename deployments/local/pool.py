@@ -59,6 +59,10 @@ class LocalChannel(Generic[Request, Reply]):
         """See `router.ports.Channel.receive`."""
         return await self.mailbox.get()
 
+    def peek(self) -> Reply | None:
+        """See `router.ports.Channel.peek`."""
+        return self.mailbox.peek()
+
 
 class LocalLease(Generic[Request, Reply]):
     """Implements `router.ports.Lease`."""

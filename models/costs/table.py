@@ -22,6 +22,8 @@ _CELL_WIDTH = math.log(1.15)
 _NUM_SAMPLES = 9  # samples of each cell
 _FRESH = 1000  # measurements; a cell without one among so many is stale
 _HALF_LIFE = 10  # measurements without one of its own after which a cell weighs half
+# A curve is made anew after so many, or after an eighth of all: each took a router 20 us a pass.
+_CURVE_LASTS = 8
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class CostTable:
     def __init__(self) -> None:
         self._cells: dict[int, _Cell] = {}
         self._known_curve: list[tuple[float, float]] | None = None
+        self._curve_made_at = 0  # number of the last measurement in it
         self._slope = 0.0
         self._num_measurements = 0
 
@@ -57,10 +60,11 @@ class CostTable:
 
     def observe(self, count: int, time: float) -> None:
         """Take in one measurement for `count`, at least 1."""
-        self._known_curve = None
         self._num_measurements += 1
-        cell = self._cells.setdefault(_cell_key(count), _Cell())
-        cell.note(count, time, self._num_measurements)
+        key, number = _cell_key(count), self._num_measurements
+        if number - self._curve_made_at > min(_CURVE_LASTS, number // 8) or key not in self._cells:
+            self._known_curve = None
+        self._cells.setdefault(key, _Cell()).note(count, time, number)
 
     def at(self, count: float) -> float:
         """Expected time for `count`, in the unit of the measurements; 0.0 without any.
@@ -105,6 +109,7 @@ class CostTable:
             self._forget()
             self._known_curve = self._rising()
             self._slope = _slope(self._known_curve)
+            self._curve_made_at = self._num_measurements
         return self._known_curve
 
     def _forget(self) -> None:

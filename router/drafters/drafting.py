@@ -67,20 +67,21 @@ class Drafting:
         if self._rules.is_off or most == 0 or self._min_survival > 1.0:  # a round without drafts
             return False
         # After every plain token of every session, and mostly for nothing.
-        free = (*self._terms.front, *self._drafters.free_drafters())
-        if not any(named.drafter.may_have(self._committed) for named in free):
-            return False
+        text, free = self._committed, (*self._terms.front, *self._drafters.free_drafters())
+        best_case = [each for named in free for each in named.drafter.best_case(text, most)][:most]
         _, num_sessions = self._watch.load
         needed = _WORTH_A_STEP + (_WORTH_A_PASS if num_sessions > 1 else 0.0)
-        row_cost = min(self._cost_of(1), self._cost_of(most) / most)
-        if most * (1.0 - row_cost) < needed:  # were all of them certain
+        if sum(best_case) < needed:
             return False
-        gain, _ = self._best_of(self._free_chain(most))
-        return gain >= needed
+        row_cost = min(self._cost_of(1), self._cost_of(most) / most)
+        if sum(max(0.0, alive - row_cost) for alive in best_case) < needed:
+            return False
+        survival = self._free_chain(most).survival
+        return sum(survival) >= needed and self._best_of(survival)[0] >= needed
 
-    def _best_of(self, chain: Chain) -> tuple[float, int]:
+    def _best_of(self, survival: Sequence[float]) -> tuple[float, int]:
         """Return the most tokens that the beginning of a free draft may gain, and its length."""
-        expected = accumulate(chain.survival, initial=0.0)
+        expected = accumulate(survival, initial=0.0)
         gains = [tokens - self._cost_of(length) for length, tokens in enumerate(expected)]
         most = max(gains)
         return most, gains.index(most) if most >= 0.0 else 0  # else the target alone makes more
@@ -122,7 +123,7 @@ class Drafting:
         is_free = all(segment.drafter.is_free for segment in chain.segments)
         is_chosen = plan.mode is not None or plan.num_draft_tokens == 0  # live, not a fixed k
         if is_free and is_chosen:
-            _, length = self._best_of(chain)
+            _, length = self._best_of(chain.survival)
             if length < len(chain.tokens):
                 chain = self._free_chain(length, drafter)
         if not chain.tokens and plan.num_draft_tokens > 0:

@@ -63,9 +63,10 @@ class ForcedText:
         survival += [alive * each for each in self._edge.survival(len(rest) - num_settled)]
         return FreeDraft(rest, survival)
 
-    def may_have(self, text: TokenSequence) -> bool:
-        """See `ports.FreeDrafter.may_have`."""
-        return len(self._forced.tokens) > max(0, len(text) - self._position)
+    def best_case(self, text: TokenSequence, num_tokens: int) -> Sequence[float]:
+        """See `ports.FreeDrafter.best_case`; other text may go on behind what is forced."""
+        is_left = len(self._forced.tokens) > max(0, len(text) - self._position)
+        return [1.0] * num_tokens if is_left else []
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Compare what was forced with what the text has; its end may be open yet."""

@@ -97,6 +97,7 @@ class EngineClient:
         self._is_open = False
         self._has_answered = False
         self._seq = 0
+        self._next_part = 0  # of the verdicts on the newest message
         self.agreed_len = 0
 
     @property
@@ -119,6 +120,14 @@ class EngineClient:
             return 0
         grant = self._lease.grant
         return min((n for n in (grant.max_model_len, grant.kv_cache_tokens) if n > 0), default=0)
+
+    @property
+    def has_verdict(self) -> bool:
+        """True if the next verdict on the newest message is there already."""
+        reply = None if self._lease is None else self._lease.channel.peek()
+        if not isinstance(reply, Verdict):
+            return False
+        return (reply.seq, reply.part) == (self._seq, self._next_part)
 
     async def connect(self, timeout_s: float) -> None:
         """Hold a lease; the one there is, else a new one.
@@ -194,7 +203,7 @@ class EngineClient:
             parts[reply.part] = reply
             while next_part in parts:
                 verdict = parts.pop(next_part)
-                next_part += 1
+                self._next_part = next_part = next_part + 1
                 yield verdict
                 if verdict.is_last:
                     return

@@ -93,6 +93,11 @@ class RemoteVerifier:
                 return reply
 
     @property
+    def has_more(self) -> bool:
+        """See `ports.Verifier.has_more`."""
+        return self._session.has_verdict
+
+    @property
     def replica(self) -> str:
         """The session's replica, by its link's address and epoch; "" for none."""
         return self._session.replica

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
-from models.protocol.errors import LinkLost, NoReplica, Unavailable
+from deployments.link.mailbox import Mailbox
+from models.protocol.errors import NoReplica, Unavailable
 from models.protocol.messages import (
     Endpoint,
     LeaseGrant,
@@ -49,25 +50,23 @@ class FaultyChannel:
     def __init__(self, pool: FaultyPool) -> None:
         self._pool = pool
         self._process = pool.process
-        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._is_lost = False
+        self._mailbox: Mailbox[Any] = Mailbox()
 
     def send(self, message: Any) -> None:
         self._point("send")
         if self._process is self._pool.process:
             for reply in self._process.handle(message):
-                self._inbox.put_nowait(reply)
+                self._mailbox.put(reply)
 
     async def receive(self) -> Any:
         self._point("receive")
-        reply = None if self._is_lost else await self._inbox.get()
-        if reply is None:
-            raise LinkLost(f"{self._pool.name} crashed")
-        return reply
+        return await self._mailbox.get()
+
+    def peek(self) -> Any:
+        return self._mailbox.peek()
 
     def lose(self) -> None:
-        self._is_lost = True
-        self._inbox.put_nowait(None)
+        self._mailbox.mark_lost(f"{self._pool.name} crashed")
 
     def _point(self, operation: str) -> None:
         if self._process is self._pool.process:

@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from models.protocol.errors import LinkLost, Unavailable
+from deployments.link.mailbox import Mailbox
+from models.protocol.errors import Unavailable
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.grammars import Loosened
 from models.protocol.messages import (
@@ -102,6 +103,7 @@ class ScriptedVerifier:
         self.rounds: list[tuple[int, int]] = []
         self.draft_probs: list[DraftProbs | None] = []  # of each round
         self.is_closed = False
+        self.has_more = False
         self._eos_at = eos_at
         self._end_parts_after = end_parts_after
 
@@ -189,13 +191,14 @@ class ScriptedConstrainer:
         self._reject_at = reject_at
         self._forced = forced
         self.committed: list[int] = []
-        self.num_reopened = 0
+        self.num_reopened = self.num_commits = 0
         self.loosened: Sequence[Loosened] = ()
 
     async def open(self) -> Forced:
         return self._forced(self.committed)
 
     async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
+        self.num_commits += 1
         num_valid = len(tokens)
         if self._reject_at is not None:
             num_valid = min(num_valid, max(0, self._reject_at - len(generated)))
@@ -331,11 +334,10 @@ class LossyChannel:
         self._rng = rng
         self._fault_rate = fault_rate
         self._held: list[EngineRequest] = []
-        self._inbox: asyncio.Queue[EngineReply | None] = asyncio.Queue()
-        self.is_lost = False
+        self._mailbox: Mailbox[EngineReply] = Mailbox()
 
     def send(self, message: EngineRequest) -> None:
-        if self.is_lost or self._happens():
+        if self._mailbox.is_lost or self._happens():
             return
         self._held.append(message)
         if self._happens():
@@ -354,22 +356,21 @@ class LossyChannel:
         for reply in replies:
             if self._happens():
                 continue
-            self._inbox.put_nowait(reply)
+            self._mailbox.put(reply)
             if self._happens():
-                self._inbox.put_nowait(reply)
+                self._mailbox.put(reply)
 
     def _happens(self) -> bool:
         return self._rng.random() < self._fault_rate
 
     def lose(self) -> None:
-        self.is_lost = True
-        self._inbox.put_nowait(None)
+        self._mailbox.mark_lost("scripted loss")
 
     async def receive(self) -> EngineReply:
-        reply = None if self.is_lost else await self._inbox.get()
-        if reply is None:
-            raise LinkLost("scripted loss")
-        return reply
+        return await self._mailbox.get()
+
+    def peek(self) -> EngineReply | None:
+        return self._mailbox.peek()
 
 
 class ScriptedLease:

@@ -38,7 +38,7 @@ def test_entries_wait_for_their_text() -> None:
     told = []
     for tokens in ([1, 2], [3, 5], [6, 0]):
         taken = stops.take(tokens)
-        shown = outbox.shown(verdict(tokens), tokens, taken)
+        shown = outbox.shown([verdict(tokens)], len(tokens), taken)
         told.append((taken.text, [(token.offset, token.logprobs.token) for token in shown]))
     assert told == [
         ("b", [(0, 1)]),
@@ -50,14 +50,14 @@ def test_entries_wait_for_their_text() -> None:
 def test_what_a_stop_string_cuts_is_not_told() -> None:
     stops = StopChecker(LetterDetokenizer(), eos_ids=[0], stop=["cd"], max_tokens=9)
     tokens = [1, 2, 3, 4]
-    shown = LogprobsOutbox(is_asked=True).shown(verdict(tokens), tokens, stops.take(tokens))
+    shown = LogprobsOutbox(is_asked=True).shown([verdict(tokens)], len(tokens), stops.take(tokens))
     assert [token.logprobs.token for token in shown] == [1]
 
 
 def test_nothing_is_told_where_nothing_was_asked() -> None:
     stops = StopChecker(LetterDetokenizer(), eos_ids=[], stop=[], max_tokens=9)
     outbox = LogprobsOutbox(3)
-    assert outbox.shown(verdict([1]), [1], stops.take([1])) == ()
+    assert outbox.shown([verdict([1])], 1, stops.take([1])) == ()
     assert outbox.of_prompt(verdict([1], [7, 8])) is None
 
 
@@ -73,6 +73,6 @@ def test_the_prompts_come_once() -> None:
 def test_missing_entries_are_a_fault() -> None:
     stops = StopChecker(LetterDetokenizer(), eos_ids=[], stop=[], max_tokens=9)
     with pytest.raises(InternalError, match="1 logprobs, 2 were due"):
-        LogprobsOutbox(is_asked=True).shown(verdict([1]), [1, 2], stops.take([1, 2]))
+        LogprobsOutbox(is_asked=True).shown([verdict([1])], 2, stops.take([1, 2]))
     with pytest.raises(InternalError, match="0 prompt_logprobs, 2 were due"):
         LogprobsOutbox(3, is_asked_for_prompt=True).of_prompt(verdict([1]))

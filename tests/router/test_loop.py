@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -20,10 +21,12 @@ from router.loop import run_session
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from router.ports import Drafter, DrafterTraits
+from router.round_log import RoundLog
 from router.rounds import RoundWatch
 from router.session import Session
 from router.stats import RoundStats
 from router.stops import StopChecker
+from router.types import Delta
 from tests.fakes.router import (
     TIMING,
     LetterDetokenizer,
@@ -93,6 +96,52 @@ async def test_plain_decoding_lets_the_target_go_on_alone() -> None:
     verifier = ScriptedVerifier()
     await collect(parts(k=0, verifier=verifier, max_tokens=20))
     assert verifier.rounds == [(0, 8), (0, 8), (0, 1)]
+
+
+class Ahead(ScriptedVerifier):
+    """The next verdict is there already but after every fourth."""
+
+    num_told = 0
+
+    async def verify(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Verdict, None]:
+        async with aclosing(super().verify(*args, **kwargs)) as verdicts:
+            async for verdict in verdicts:
+                self.num_told += 1
+                self.has_more = self.num_told % 4 > 0 and not verdict.is_last
+                yield verdict
+
+
+async def deltas_of(session: Session) -> list[Delta]:
+    return [delta async for delta in run_session(session)]
+
+
+@pytest.mark.parametrize("num_own", [0, 2])
+async def test_verdicts_that_are_there_already_go_out_together(num_own: int) -> None:
+    constrainer, verifier = ScriptedConstrainer(), Ahead(num_own=num_own)
+    session = parts(k=0, verifier=verifier, constrainer=constrainer)
+    deltas = await deltas_of(session)
+    expected = continuation(PROMPT, 40)
+    assert [token for delta in deltas for token in delta.token_ids] == expected
+    assert "".join(delta.text for delta in deltas) == letters(expected)
+    assert deltas[-1].finish_reason == "length"
+    assert session.watch.stats.snapshot().num_rounds == verifier.num_told
+    assert len(deltas) <= verifier.num_told / 4 + len(verifier.rounds)
+    assert constrainer.committed[:40] == expected
+    assert constrainer.num_commits == len(deltas), "one question for all that goes out at once"
+
+
+async def test_a_text_ends_within_what_goes_out_together() -> None:
+    expected = letters(continuation(PROMPT, 40))
+    session = parts(k=0, verifier=Ahead(), stop=[expected[5:7]])
+    text, ids, finish = await collect(session)
+    assert (text, len(ids), finish) == (expected[:5], 7, "stop")
+    assert session.committed.ids == [*PROMPT, *ids]
+
+
+async def test_rounds_that_are_told_go_out_one_by_one() -> None:
+    session = parts(k=0, verifier=Ahead(), max_tokens=12)
+    session = dataclasses.replace(session, details=RoundLog(session.watch.stats))
+    assert [len(delta.token_ids) for delta in await deltas_of(session)] == [1] * 12
 
 
 async def test_drafts_of_the_targets_own_are_committed_and_counted() -> None:

@@ -11,7 +11,7 @@ that. The idea is OpenAI's `prediction`, known elsewhere as speculative edits.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import before_eos
@@ -69,6 +69,6 @@ class PredictionDrafter:
         self._odds.note(ids, len(self._committed), tokens, asked)
         return FreeDraft(tokens, self._odds.survival(asked))
 
-    def may_have(self, text: TokenSequence) -> bool:
-        """See `ports.FreeDrafter.may_have`."""
-        return True
+    def best_case(self, text: TokenSequence, num_tokens: int) -> Sequence[float]:
+        """See `ports.FreeDrafter.best_case`."""
+        return [1.0] * num_tokens

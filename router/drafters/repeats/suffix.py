@@ -14,7 +14,7 @@ that are not committed yet, and they are compared with the kept ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
@@ -92,13 +92,17 @@ class SuffixDrafter:
             self._last = asked, self._best(text.ids, num_tokens)
         return self._last[1]
 
-    def may_have(self, text: TokenSequence) -> bool:
-        """See `ports.FreeDrafter.may_have`. A match of a token or two drafts no more than that."""
+    def best_case(self, text: TokenSequence, num_tokens: int) -> Sequence[float]:
+        """See `ports.FreeDrafter.best_case`. A match of a token or two counts for nothing."""
         if self._read_on() > 0:
-            return False
-        return self._own.recurs(text.ids, is_own=True) or any(
-            other.recurs(text.ids, is_own=False) for other in self._others()
-        )
+            return []
+        length = self._own.longest_match(text.ids, is_own=True)
+        for other in self._others():
+            length = max(length, other.longest_match(text.ids, is_own=False))
+        if length == 0:
+            return []
+        num_drafted = min(num_tokens, self._terms.num_drafted(length))
+        return self._odds.survival(cells(length, [1.0] * num_drafted))
 
     async def close(self) -> None:
         """See `ports.Drafter.close`."""

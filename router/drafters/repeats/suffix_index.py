@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _KEY_LENGTHS = (6, 3, 1)  # tokens; looked for in this order
-_RECURRING = 1  # index of the length by which a text is said to recur
 _MAX_PLACES = 16  # that a look compares; the latest ones
 _END = -1  # after a text that is over; no token
 
@@ -36,6 +35,10 @@ class MatchTerms:
     max_spec_factor: float = 1.0
     max_spec_offset: float = 0.0
     min_token_prob: float = 0.1
+
+    def num_drafted(self, length: int) -> int:
+        """Return how many tokens a match of `length` tokens drafts at most."""
+        return int(length * self.max_spec_factor + self.max_spec_offset + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,17 @@ class SuffixIndex:
         del self._tokens[:num_tokens]
         self._num_dropped += num_tokens
 
-    def recurs(self, ids: Sequence[int], *, is_own: bool) -> bool:
-        """Return whether the last tokens of `ids` occurred before; `matches` looks closer."""
-        chains = self._chains[_RECURRING]
+    def longest_match(self, ids: Sequence[int], *, is_own: bool) -> int:
+        """Return a bound of the length that the end of `ids` matches earlier text; cheap.
+
+        It is 0 for less than the key in the middle, and without end from the longest on.
+        """
+        longest, middle, _ = self._chains
+        if not self._recurs(middle, ids, is_own=is_own):
+            return 0
+        return len(ids) if self._recurs(longest, ids, is_own=is_own) else longest.key_length - 1
+
+    def _recurs(self, chains: _Chains, ids: Sequence[int], *, is_own: bool) -> bool:
         if len(ids) < chains.key_length:
             return False
         place = chains.latest.get(tuple(ids[-chains.key_length :]), 0)
@@ -149,9 +160,7 @@ class SuffixIndex:
         ]
         found: list[Match] = []
         for length in sorted({length for length, _ in places}, reverse=True):
-            num_tokens = min(
-                most, int(length * terms.max_spec_factor + terms.max_spec_offset + 1e-9)
-            )
+            num_tokens = min(most, terms.num_drafted(length))
             matched = [place for n, place in places if n >= length]
             walk = self._walk(source, matched, num_tokens, terms.min_token_prob, is_own=is_own)
             found.append(Match(length, *walk))

@@ -34,6 +34,9 @@ class _LossyChannel:
     async def receive(self) -> Any:
         return await self._mailbox.get()
 
+    def peek(self) -> Any:
+        return self._mailbox.peek()
+
     async def close(self) -> None:
         self._mailbox.mark_lost("the lease was released")
         self._pump.cancel()

@@ -54,6 +54,9 @@ class WorkersPool:
     async def receive(self) -> ConstraintReply:
         return await self._inbox.get()
 
+    def peek(self) -> None:
+        """Nothing is read ahead."""
+
 
 @pytest.fixture(scope="module")
 def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:

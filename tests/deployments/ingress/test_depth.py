@@ -66,6 +66,9 @@ class CountingLease:
         self._chains.append(generators_above())
         return await self._lease.channel.receive()
 
+    def peek(self) -> EngineReply | None:
+        return self._lease.channel.peek()
+
     async def release(self) -> None:
         await self._lease.release()
 

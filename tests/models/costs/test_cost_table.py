@@ -118,9 +118,19 @@ def test_what_seemed_dearer_than_in_proportion_long_ago_is_forgotten() -> None:
     for _ in range(999):
         table.observe(1, bent(1))
     assert table.count_within(24 * bent(1)) == 1
-    for _ in range(2):
+    for _ in range(2 + 8):  # a curve lasts so long
         table.observe(1, bent(1))
     assert table.count_within(24 * bent(1)) == 24
+
+
+def test_a_new_size_counts_at_once_and_a_further_time_after_at_most_eight() -> None:
+    table = learnt([4] * 200)
+    assert table.at(8) == table.at(4)
+    table.observe(8, 3 * bent(8))
+    assert table.at(8) == pytest.approx(3 * bent(8))
+    for _ in range(9 + 8):
+        table.observe(4, 2 * bent(4))
+    assert table.at(4) == pytest.approx(2 * bent(4))
 
 
 @pytest.mark.parametrize("limit_s", [0.001, 0.019, 0.02, 0.021, 0.04, 0.5, 1.024])

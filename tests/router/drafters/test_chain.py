@@ -51,8 +51,8 @@ class Sure:
             tokens[self.wrong_from] = 0 if tokens[self.wrong_from] else 1
         return FreeDraft(tokens, [self.keeps ** (j + 1) for j in range(len(tokens))])
 
-    def may_have(self, text: TokenSequence) -> bool:
-        return self.num_known > 0
+    def best_case(self, text: TokenSequence, num_tokens: int) -> list[float]:
+        return [1.0] * min(self.num_known, num_tokens)
 
 
 class SureDrafter(ScriptedDrafter, Sure):

@@ -30,6 +30,9 @@ class Replies:
         await asyncio.sleep(max(0.0, self._began_s + self._due[0][0] - now))
         return self._due.pop(0)[1]
 
+    def peek(self) -> None:
+        """Nothing is read ahead."""
+
 
 def _progress(reply: str) -> int | None:
     """ "alive" and "alive 7" are signs of life; the number is how far the work is."""

@@ -58,6 +58,9 @@ class ScriptedReplica:
     async def receive(self) -> ConstraintReply:
         return await self._inbox.get()
 
+    def peek(self) -> None:
+        """Nothing is read ahead."""
+
 
 def session_on(replica: ScriptedReplica) -> tuple[RemoteConstrainer, TokenSequence]:
     generated = TokenSequence()

@@ -185,3 +185,27 @@ def test_of_a_long_answer_the_end_is_kept() -> None:
     assert memory.num_tokens == 11
     assert follows(memory, "a", 95) == [96, 97]
     assert follows(memory, "a", 50) == []
+
+
+@pytest.mark.parametrize("num_same", [0, 2, 3, 5, 6, 9])
+def test_no_look_finds_more_than_the_best_case(num_same: int) -> None:
+    """Its places may differ and it may be shorter, so that a look tells less."""
+    end = list(range(20, 20 + num_same))
+    drafter, committed = drafter_of([*end, 1, 2, 3, 4, 5, 6, 99, *end])
+    best, found = drafter.best_case(committed, 4), drafter.look(committed, 4).survival
+    assert bool(best) == (num_same >= 3)
+    if best:
+        assert len(best) == len(found) == 4
+        assert all(most >= alive for most, alive in zip(best, found, strict=True))
+
+
+def test_the_best_case_of_a_short_match_is_learnt_from_what_matches_brought() -> None:
+    pool = OddsPool()
+    taught = MatchOdds(pool)
+    for _ in range(200):
+        for cell in cells(3, [1.0] * 4):
+            taught.observe(cell, is_right=False)
+    ids = [7, 8, 9, 1, 2, 7, 8, 9]
+    fresh, committed = drafter_of(ids)
+    wary, _ = drafter_of(ids, pool=pool)
+    assert sum(wary.best_case(committed, 4)) < 0.5 < sum(fresh.best_case(committed, 4))

@@ -165,7 +165,7 @@ def test_what_follows(ids: list[int], expected: list[int] | None) -> None:
     ids=st.lists(st.integers(0, 2), min_size=1, max_size=20),
     num_dropped=st.integers(0, 4),
 )
-def test_the_end_of_a_text_recurs_where_three_tokens_match(
+def test_the_bound_of_a_match_is_that_of_the_keys_that_recur(
     texts: list[list[int]], ids: list[int], num_dropped: int
 ) -> None:
     index, own = SuffixIndex(), SuffixIndex()
@@ -177,7 +177,9 @@ def test_the_end_of_a_text_recurs_where_three_tokens_match(
     own.extend(ids)
     for each, is_own in ((index, False), (own, True)):
         found = each.matches(ids, 1, MatchTerms(), is_own=is_own)
-        assert each.recurs(ids, is_own=is_own) == any(match.length >= 3 for match in found)
+        longest = max((match.length for match in found), default=0)
+        bound = 0 if longest < 3 else 5 if longest < 6 else len(ids)
+        assert each.longest_match(ids, is_own=is_own) == bound
 
 
 def test_what_is_dropped_leaves_nothing_behind() -> None:
