@@ -2,7 +2,7 @@
 
 Ranks share one model, so the loss of any is the loss of all. A rank counts as lost when its process
 dies: its outstanding `run_loop` fails at once. It is lost when it is silent for `stall_timeout_s`
-(swapped out, without a core). Two seconds will do where no thread of it runs or wants to: it is
+(swapped out, without a core). 1.6 s will do where no thread of it runs or wants to: it is
 stopped or stuck. It is also lost when the leader's loop makes no turn for
 `stall_timeout_s`. A pass that takes longer than `step_timeout_s` is a loss too. So is one of a
 quarter of that where no pass of its size took nearly as long (`step_times`). While ranks load, only
@@ -47,7 +47,7 @@ from models.fetch.hub import snapshot_of
 _CONTROL_THREADS = 4
 _LONGEST_PULSE_PERIOD_S = 1.0
 _LOOK_S = 0.4  # between looks at a rank that does not answer
-_STILL_LOOKS = 4  # in a row that find it still: 2 s with the first, which only begins
+_STILL_LOOKS = 3  # in a row that find it still: 1.6 s with the first, which only begins
 # A step that takes far longer than its like may still compile a kernel. So a hang counts as a loss
 # only after this share of step_timeout_s. New leases go elsewhere long before.
 _HANG_SHARE = 0.25
