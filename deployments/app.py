@@ -33,8 +33,7 @@ from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
 from deployments.ingress.service import TargetFacts
-from deployments.serve.answering import ANSWERING_ROUTER
-from deployments.serve.private import handle_of
+from deployments.serve.private import REQUEST_ROUTER, handle_of
 from deployments.serve.waiting_run import end_waiting_run
 from models.heads.config import target_heads
 
@@ -120,7 +119,7 @@ def build(args: DeployedConfig) -> Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
-        request_router_config=_chosen_by(ANSWERING_ROUTER),
+        request_router_config=_chosen_by(REQUEST_ROUTER),
     ).bind(
         config.router,
         config.link,

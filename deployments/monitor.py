@@ -32,10 +32,10 @@ from starlette.routing import Route
 from deployments.api.cached_value import CachedValue
 from deployments.api.edge import json_response
 from deployments.api.schemas.answers import HealthStatus
-from deployments.serve.answering import ANSWERING_ROUTER
 from deployments.serve.errors import CALL_ERRORS
 from deployments.serve.instruments import CONTENT_TYPE
 from deployments.serve.page import answers_of, text_of
+from deployments.serve.private import REQUEST_ROUTER
 from models.config import Section
 
 logger = logging.getLogger("ray.serve")
@@ -69,7 +69,7 @@ def build(args: MonitorConfig) -> Application:
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=64,
         request_router_config=RequestRouterConfig.model_validate(
-            {"request_router_class": ANSWERING_ROUTER}
+            {"request_router_class": REQUEST_ROUTER}
         ),
     )(serve.ingress()(Monitor))
     application: Application = deployment.bind(args.applications)

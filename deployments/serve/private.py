@@ -40,6 +40,13 @@ def power_of_two_choices() -> Any:
     return PowerOfTwoChoicesRequestRouter
 
 
+# What Serve uses by default, by the path of its own module. Serve pickles that module by value. By
+# the default's path it is a whole package, and a replica tells a new controller 119 KB of itself.
+# So much goes through Ray's object stores, which do not find each other for a minute after the
+# head's death. Serve kills a replica that has told nothing after 30 s. HAProxy would refuse it.
+REQUEST_ROUTER = "ray.serve._private.request_router.pow_2_router:PowerOfTwoChoicesRequestRouter"
+
+
 def handle_of(deployment: str, application: str) -> Any:
     """Return the handle of a deployment that need not be there yet; calls wait for it.
 
