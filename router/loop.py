@@ -91,6 +91,7 @@ async def commit(
         session.logprobs.shown(verdicts, len(tokens), taken),
         session.logprobs.of_prompt(first),
         taken.finish_reason,
+        num_verdicts=len(verdicts),
         details=session.details.of(asked, first, taken),
         num_draft_tokens=sum(verdict.num_own_drafted for verdict in verdicts)
         + (len(asked.draft) if first.part == 0 else 0),

@@ -91,7 +91,7 @@ class FreeDrafter(Protocol):
         ...
 
     def best_case(self, text: TokenSequence, num_tokens: int) -> Sequence[float]:
-        """Return the survival of the best draft that a look after the committed `text` may find.
+        """Estimate the survival of the best draft that a look after the committed `text` may find.
 
         It is cheap, and mostly empty.
         """

@@ -170,9 +170,9 @@ class Delta:
     The first delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
 
-    `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
-    verdicts were on; 0: none were drafted. `details` are there where the request asks for them.
-    `choice_logprobs` are those of the request's `choices`, in their order.
+    `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that its
+    `num_verdicts` were on; 0: none were drafted. `details` are there where the request asks for
+    them. `choice_logprobs` are those of the request's `choices`, in their order.
     """
 
     text: str
@@ -181,6 +181,7 @@ class Delta:
     prompt_logprobs: tuple[bytes, ...] | None = None
     finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0
+    num_verdicts: int = 1
     details: DeltaDetails | None = None
     choice_logprobs: tuple[float, ...] = ()
 

@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 42_110,
     "router": 9_600,
-    "deployments": 25_370,
+    "deployments": 25_420,
     "loadtest": 30_610,
-    "tests": 77_270,
+    "tests": 77_420,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

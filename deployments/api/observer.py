@@ -25,7 +25,7 @@ class Sink:
     """
 
     def tokens(self, choice: int, delta: Delta) -> None:
-        """Tokens of a choice arrived, all of one verdict; said before the next two."""
+        """Tokens of a choice arrived, all of the same verdicts; said before the next two."""
 
     def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """Note that the first `num_tokens` tokens of a choice arrived."""

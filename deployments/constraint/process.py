@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from deployments.constraint.pipe import (
     Work,
     to_frame,
 )
+from deployments.serve.children import start_child
 from deployments.serve.threads import STOPPED, first_thread
 
 SESSIONS = "deployments.constraint.child"
@@ -143,7 +143,9 @@ class ChildProcess(asyncio.Protocol):
             self._page = ProgressPage(file.fileno())
             fds = (there.fileno(), file.fileno())
             try:
-                self._popen = await asyncio.to_thread(_spawn, self._module, fds)
+                self._popen = await asyncio.to_thread(
+                    start_child, self._module, *map(str, fds), fds=fds
+                )
             except BaseException:
                 here.close()  # a child that starts all the same ends with it
                 raise
@@ -301,21 +303,6 @@ class ChildProcess(asyncio.Protocol):
         else:
             number = None
         return -1 if number is None else number
-
-
-def _spawn(module: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
-    """Start a child of this module that inherits `fds` and finds the same packages."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        "MALLOC_ARENA_MAX": "2",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *(str(fd) for fd in fds)],
-        pass_fds=fds,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def _reap(popen: subprocess.Popen[bytes], grace_s: float) -> int:

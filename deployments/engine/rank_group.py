@@ -2,11 +2,11 @@
 
 Ranks share one model, so the loss of any is the loss of all. A rank counts as lost when its process
 dies: its outstanding `run_loop` fails at once. It is lost when it is silent for `stall_timeout_s`
-(swapped out, without a core). 1.6 s will do where no thread of it runs or wants to: it is
-stopped or stuck. It is also lost when the leader's loop makes no turn for
-`stall_timeout_s`. A pass that takes longer than `step_timeout_s` is a loss too. So is one of a
-quarter of that where no pass of its size took nearly as long (`step_times`). While ranks load, only
-death and a far longer limit count. The caller decides how to react to a loss.
+(swapped out, stuck in the kernel). Its watchdog kills one that is stopped. It is also lost when the
+leader's loop makes no turn for as long. A pass that takes longer than `step_timeout_s` is a
+loss too. So is one of a quarter of that where no pass of its size took nearly as long
+(`step_times`). While ranks load, only death and a far longer limit count. The caller decides how to
+react to a loss.
 
 Calls made here must not come from the task of a lease: Ray cancels what a cancelled task has
 called. `deployments.engine.replica` takes care of that.
@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +39,10 @@ from deployments.engine.rank import (
     RankReport,
 )
 from deployments.serve.errors import first_line
-from deployments.serve.threads import StillWatch, Thread, threads_of
 from models.fetch.hub import snapshot_of
 
 _CONTROL_THREADS = 4
 _LONGEST_PULSE_PERIOD_S = 1.0
-_LOOK_S = 0.4  # between looks at a rank that does not answer
-_STILL_LOOKS = 3  # in a row that find it still: 1.6 s with the first, which only begins
 # A step that takes far longer than its like may still compile a kernel. So a hang counts as a loss
 # only after this share of step_timeout_s. New leases go elsewhere long before.
 _HANG_SHARE = 0.25
@@ -91,7 +86,6 @@ class RankGroup:
         self._dead: set[int] = set()  # numbers of ranks whose process is known to be gone
         self._loop_refs: list[Any] = []
         self._meeting = ""
-        self._node_id = ray.get_runtime_context().get_node_id()
 
     @property
     def leader(self) -> Any:
@@ -181,9 +175,11 @@ class RankGroup:
         while True:
             answer = asyncio.ensure_future(rank.pulse.remote())
             answer.add_done_callback(_note_outcome)
-            if silence := await self._silence(number, answer):
+            # Not a timeout: an answer that came while this process itself was held up counts.
+            done, _ = await asyncio.wait([answer], timeout=limit_s)
+            if not done:
                 answer.cancel()
-                return f"rank {number}: {silence}"
+                return f"rank {number}: silent for {limit_s:g} s (stall_timeout_s)"
             try:
                 stats: LoopStats | None = answer.result()
             except RayError as error:
@@ -196,26 +192,6 @@ class RankGroup:
                 if complaint := stall_complaint(self._model, stats, still_s):
                     return f"rank {number}: {complaint}"
             await asyncio.sleep(period_s)
-
-    async def _silence(self, number: int, answer: asyncio.Future[Any]) -> str:
-        """Return "" once a rank has answered, or why it counts as lost before it does."""
-        limit_s = self._model.stall_timeout_s
-        look_s = min(_LOOK_S, limit_s / 4)
-        watch = StillWatch(partial(self._threads, number))
-        # Looks are counted: an answer that came while this process itself was held up counts.
-        for _ in range(math.ceil(limit_s / look_s)):
-            done, _ = await asyncio.wait([answer], timeout=look_s)
-            if done:
-                return ""
-            if watch.look() >= _STILL_LOOKS:
-                return (
-                    "silent, and its process neither runs nor waits for a core: stopped, or stuck"
-                )
-        return f"silent for {limit_s:g} s (stall_timeout_s)"
-
-    def _threads(self, number: int) -> Sequence[Thread]:
-        place = self._places[number]
-        return threads_of(place.pid) if place.node_id == self._node_id else ()
 
     def _lost(self, number: int, error: RayError) -> str:
         if isinstance(error, ActorDiedError):
@@ -230,7 +206,7 @@ class RankGroup:
         for rank in self._ranks:
             ray.kill(rank)
         living = [p for number, p in enumerate(self._places) if number not in self._dead]
-        end_processes(living, self._node_id)
+        end_processes(living, ray.get_runtime_context().get_node_id())
         self._places = []
         if self._meeting.startswith("file://"):
             folder = Path(self._meeting.removeprefix("file://")).parent

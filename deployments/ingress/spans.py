@@ -93,7 +93,7 @@ class _ChoiceSpans(Sink):
         """See `Sink.tokens`."""
         now_ns, since_ns = time.time_ns(), self._last_ns
         self._last_ns = now_ns
-        self._num_rounds += 1
+        first, self._num_rounds = self._num_rounds, self._num_rounds + delta.num_verdicts
         if self._num_rounds > _MAX_ROUNDS:
             return
         self._tracer.start_span(
@@ -101,11 +101,12 @@ class _ChoiceSpans(Sink):
             context=self._context,
             start_time=since_ns,
             attributes={
-                "outrider.round": self._num_rounds - 1,
+                "outrider.round": first,
+                "outrider.num_rounds": delta.num_verdicts,  # that went out together
                 "outrider.num_tokens": len(delta.token_ids),
                 "outrider.num_draft_tokens": delta.num_draft_tokens,
-                # One is the target's own; a text that ends may have lost some that were accepted.
-                "outrider.num_accepted_tokens": len(delta.token_ids) - 1,
+                # One of each is the target's own; a text's end may have cut some off.
+                "outrider.num_accepted_tokens": max(0, len(delta.token_ids) - delta.num_verdicts),
             },
         ).end(now_ns)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 STOPPED = ("T", "t")  # by a signal, or by a debugger
-_RUNNING, _WAITS_FOR_A_DISK = "R", "D"  # also while it waits for a core; also for a swapped page
+# It runs or waits for a core; it waits for a disk or a swapped page; a debugger has it.
+_NOT_STILL = frozenset({"R", "D", "t"})
 _HARDLY_ANY = 0.05  # of one core: Ray's own threads wake a few times a second
 
 
@@ -38,8 +39,8 @@ def threads_of(pid: int) -> Sequence[Thread]:
 class StillWatch:
     """Tells a process that is stopped or stuck from one that waits for a core.
 
-    It is for a process that owes an answer. It is still where no thread of it runs, waits for a
-    core or waits for a disk.
+    It is for a process that owes a sign of life. It is still where no thread of it runs, waits for
+    a core or waits for a disk.
 
     Args:
         look: returns its threads; none where they cannot be known.
@@ -61,7 +62,7 @@ class StillWatch:
         threads, now_s = self._look(), self._clock()
         cpu_s = sum(thread.cpu_s for thread in threads)
         took_s, passed_s = cpu_s - self._cpu_s, now_s - self._at_s
-        wants = any(thread.state in (_RUNNING, _WAITS_FOR_A_DISK) for thread in threads)
+        wants = any(thread.state in _NOT_STILL for thread in threads)
         is_still = bool(threads) and not wants and took_s <= _HARDLY_ANY * passed_s
         self._num_looks = self._num_looks + 1 if is_still else 0
         self._cpu_s, self._at_s = cpu_s, now_s

@@ -176,7 +176,7 @@ class EngineClient:
         message = self._build(lease, committed, build)
         lease.channel.send(message)
         parts: dict[int, Verdict] = {}
-        next_part = 0
+        self._next_part = next_part = 0
         num_corrections = 0
         while True:
             reply = await self._receive(lease, message, next_part)

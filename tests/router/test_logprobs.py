@@ -47,6 +47,18 @@ def test_entries_wait_for_their_text() -> None:
     ]
 
 
+def test_entries_of_verdicts_that_go_out_together_wait_for_their_text_too() -> None:
+    stops = StopChecker(LetterDetokenizer(), eos_ids=[0], stop=["de"], max_tokens=9)
+    outbox = LogprobsOutbox(is_asked=True)
+    told = []
+    for rounds in ([[1], [2, 3]], [[5], [6], [7, 4]]):  # the first ends with "d"
+        tokens = [token for one in rounds for token in one]
+        taken = stops.take(tokens)
+        shown = outbox.shown([verdict(one) for one in rounds], len(tokens), taken)
+        told.append((taken.text, [token.logprobs.token for token in shown]))
+    assert told == [("bc", [1, 2]), ("dfghe", [3, 5, 6, 7, 4])]
+
+
 def test_what_a_stop_string_cuts_is_not_told() -> None:
     stops = StopChecker(LetterDetokenizer(), eos_ids=[0], stop=["cd"], max_tokens=9)
     tokens = [1, 2, 3, 4]

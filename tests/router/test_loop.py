@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -136,6 +138,35 @@ async def test_a_text_ends_within_what_goes_out_together() -> None:
     text, ids, finish = await collect(session)
     assert (text, len(ids), finish) == (expected[:5], 7, "stop")
     assert session.committed.ids == [*PROMPT, *ids]
+
+
+async def test_what_has_come_goes_out_before_a_plan_with_others() -> None:
+    """Others begin to draft while two verdicts are there; a third is not waited for."""
+
+    class Awaited(FixedPlanner):
+        @property
+        def is_awaited(self) -> bool:  # type: ignore[override]
+            return verifier.num_told == 2
+
+    verifier = Ahead()
+    session = parts(verifier=verifier, planner=Awaited(0, run_on=8), max_tokens=12)
+    deltas = await deltas_of(session)
+    assert [token for delta in deltas for token in delta.token_ids] == continuation(PROMPT, 12)
+    assert (len(deltas[0].token_ids), len(verifier.rounds)) == (2, 3)
+
+
+async def test_a_verdict_that_was_there_already_was_not_waited_for() -> None:
+    class Late(Ahead):
+        async def verify(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Verdict, None]:
+            await asyncio.sleep(0.05)
+            async with aclosing(super().verify(*args, **kwargs)) as verdicts:
+                async for verdict in verdicts:
+                    yield verdict
+
+    session, began_s = parts(k=0, verifier=Late()), time.perf_counter()
+    await deltas_of(session)
+    took_ms = (time.perf_counter() - began_s) * 1e3
+    assert session.watch.stats.snapshot().time.link_ms < took_ms
 
 
 async def test_rounds_that_are_told_go_out_one_by_one() -> None:

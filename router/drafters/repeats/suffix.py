@@ -20,7 +20,7 @@ from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import DrafterContext, DrafterKind, before_eos
 from router.drafters.repeats.match_odds import LearningOdds, MatchOdds, cells
-from router.drafters.repeats.suffix_index import MatchTerms, SuffixIndex
+from router.drafters.repeats.suffix_index import LONGEST_KEY, MatchTerms, SuffixIndex
 from router.limits import SpeculationLimits
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 
@@ -93,16 +93,20 @@ class SuffixDrafter:
         return self._last[1]
 
     def best_case(self, text: TokenSequence, num_tokens: int) -> Sequence[float]:
-        """See `ports.FreeDrafter.best_case`. A match of a token or two counts for nothing."""
+        """See `ports.FreeDrafter.best_case`. A match of a token or two counts for nothing.
+
+        A short match is judged by the odds of the longest that it can be. It teaches when a round
+        begins, and once it has grown.
+        """
         if self._read_on() > 0:
             return []
-        length = self._own.longest_match(text.ids, is_own=True)
+        bound = self._own.match_bound(text.ids, is_own=True)
         for other in self._others():
-            length = max(length, other.longest_match(text.ids, is_own=False))
-        if length == 0:
-            return []
-        num_drafted = min(num_tokens, self._terms.num_drafted(length))
-        return self._odds.survival(cells(length, [1.0] * num_drafted))
+            bound = max(bound, other.match_bound(text.ids, is_own=False))
+        num_drafted = min(num_tokens, self._terms.num_drafted(bound)) if bound else 0
+        if bound >= LONGEST_KEY:
+            return [1.0] * num_drafted
+        return self._odds.survival(cells(bound, [1.0] * num_drafted))
 
     async def close(self) -> None:
         """See `ports.Drafter.close`."""

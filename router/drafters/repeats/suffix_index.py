@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_KEY_LENGTHS = (6, 3, 1)  # tokens; looked for in this order
+LONGEST_KEY = 6  # tokens
+_KEY_LENGTHS = (LONGEST_KEY, 3, 1)  # looked for in this order
 _MAX_PLACES = 16  # that a look compares; the latest ones
 _END = -1  # after a text that is over; no token
 
@@ -123,10 +124,10 @@ class SuffixIndex:
         del self._tokens[:num_tokens]
         self._num_dropped += num_tokens
 
-    def longest_match(self, ids: Sequence[int], *, is_own: bool) -> int:
-        """Return a bound of the length that the end of `ids` matches earlier text; cheap.
+    def match_bound(self, ids: Sequence[int], *, is_own: bool) -> int:
+        """Return at most how many tokens the end of `ids` matches earlier text; cheap.
 
-        It is 0 for less than the key in the middle, and without end from the longest on.
+        It is told by the keys alone. Matches shorter than the middle one count as none.
         """
         longest, middle, _ = self._chains
         if not self._recurs(middle, ids, is_own=is_own):

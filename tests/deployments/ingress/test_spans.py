@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -93,7 +94,9 @@ async def test_a_request_is_a_span_and_each_round_a_child() -> None:
     for span, told in zip(ours, said, strict=True):
         children = [attributes(one) for one in rounds[span.span_id]]
         assert {one.name for one in rounds[span.span_id]} == {"round"}
-        assert len(children) == told["outrider.num_rounds"]
+        of_rounds = [one["outrider.num_rounds"] for one in children]
+        assert sum(of_rounds) == told["outrider.num_rounds"]
+        assert [one["outrider.round"] for one in children] == [0, *accumulate(of_rounds)][:-1]
         assert sum(one["outrider.num_tokens"] for one in children) == 24
         drafted = sum(one["outrider.num_draft_tokens"] for one in children)
         assert drafted == told["outrider.num_draft_tokens"] > 0

@@ -89,8 +89,17 @@ def test_one_that_is_gone_is_not_known(child: subprocess.Popen[str]) -> None:
         ([("S", 1.0), ("S", 1.1), ("S", 1.1), ("S", 1.1)], [0, 0, 1, 2]),
         ([("S", 1.0), ("S", 1.0), ("R", 1.0), ("S", 1.0)], [0, 1, 0, 1]),
         ([("S", 1.0), ("D", 1.0), ("D", 1.0)], [0, 0, 0]),
+        ([("t", 1.0)] * 3, [0, 0, 0]),
     ],
-    ids=["sleeps", "stopped", "hardly wakes", "ran", "waits for a core", "waits for a disk"],
+    ids=[
+        "sleeps",
+        "stopped",
+        "hardly wakes",
+        "ran",
+        "waits for a core",
+        "waits for a disk",
+        "is debugged",
+    ],
 )
 def test_looks_in_a_row_are_counted(looks: list[tuple[str, float]], expected: list[int]) -> None:
     at_s = iter(float(number) for number in range(100))

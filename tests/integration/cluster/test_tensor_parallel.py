@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from transformers import LlamaForCausalLM
 
 from deployments.app import bind_engine
 from deployments.config.sections.models import LinkConfig, ModelConfig
-from deployments.engine import rank_group
 from deployments.engine.rank_group import RankGroup
 from deployments.ingress.pools import engine_pool
 from deployments.link.client import LinkChannel, LinkClient
@@ -54,7 +52,7 @@ pytestmark = [
 WAIT_S = 90.0
 PROMPT = [11, 12, 13, 14]
 NUM_TOKENS = 12
-STALL_TIMEOUT_S = 3.0
+STALL_TIMEOUT_S = WAIT_S  # who is stopped is killed long before
 LEASE_IDLE_TIMEOUT_S = 5.0
 LINK = LinkConfig(host="loopback")
 
@@ -229,14 +227,9 @@ async def test_lease_of_a_dead_router_ends(links: LinkClient) -> None:
 
 @pytest.mark.parametrize("own_length", [0, 2], ids=["plain", "early exit"])
 async def test_a_pass_that_hangs_loses_the_group(
-    links: LinkClient,
-    model_path: str,
-    expected: list[int],
-    own_length: int,
-    monkeypatch: pytest.MonkeyPatch,
+    links: LinkClient, model_path: str, expected: list[int], own_length: int
 ) -> None:
     """The follower's process is stopped, but only the pass has a short limit here."""
-    monkeypatch.setattr(rank_group, "_STILL_LOOKS", sys.maxsize)
     limits: dict[str, Any] = {"stall_timeout_s": WAIT_S, "step_timeout_s": 2.0}
     served = model(model_path, **limits, early_exit=1 if own_length else None)
     group = RankGroup("target", served, LINK)
@@ -247,7 +240,10 @@ async def test_a_pass_that_hangs_loses_the_group(
         await group.leader.admit.remote("h", links.public_key)
         lease = Held(grant, links.channel(grant.endpoint, "h", EngineReply))
         assert await text_of(lease, "h", own_length=own_length) == expected
-        os.kill(group.pids[1], signal.SIGSTOP)
+        follower = psutil.Process(group.pids[1])
+        for watchdog in follower.children():
+            watchdog.suspend()
+        follower.suspend()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await text_of(lease, "h", seq=2, own_length=own_length)
@@ -258,24 +254,6 @@ async def test_a_pass_that_hangs_loses_the_group(
         assert "rank 0" in reason, "the leader's pass is what fails"
     finally:
         pids = group.pids
-        group.kill()
-    await gone(pids)
-
-
-async def test_a_stopped_rank_is_lost_long_before_a_silent_one(
-    cluster: None, model_path: str
-) -> None:
-    """One that waits for a core gets the whole `stall_timeout_s`, far beyond this test's end."""
-    served = model(model_path, tensor_parallel_size=1, stall_timeout_s=10 * WAIT_S)
-    group = RankGroup("target", served, LINK)
-    try:
-        await group.start()
-        watch = asyncio.create_task(group.watch())
-        pids = group.pids
-        os.kill(pids[0], signal.SIGSTOP)
-        async with asyncio.timeout(WAIT_S):
-            assert "rank 0: silent, and its process neither runs" in await watch
-    finally:
         group.kill()
     await gone(pids)
 

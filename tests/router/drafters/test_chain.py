@@ -38,6 +38,8 @@ FRONT = DrafterTraits(name="front", cost=DraftCost.FREE, prior_acceptance={})
 class Sure:
     """Knows `num_known` tokens of what follows, of which each survives with `keeps`."""
 
+    best = 1.0  # survival of each token in the best case
+
     def __init__(self, num_known: int, keeps: float = 1.0, wrong_from: int | None = None) -> None:
         self.num_known = num_known
         self.keeps = keeps
@@ -52,7 +54,7 @@ class Sure:
         return FreeDraft(tokens, [self.keeps ** (j + 1) for j in range(len(tokens))])
 
     def best_case(self, text: TokenSequence, num_tokens: int) -> list[float]:
-        return [1.0] * min(self.num_known, num_tokens)
+        return [self.best] * min(self.num_known, num_tokens)
 
 
 class SureDrafter(ScriptedDrafter, Sure):
@@ -313,6 +315,20 @@ async def test_nothing_is_looked_up_where_no_draft_could_be_worth_its_rows() -> 
         parts.watch.costs.observe_pass(num_rows, 10.0 * num_rows)
     assert await text_of(parts) == continuation(PROMPT, 40)
     assert len(front.texts) == len(verifier.rounds) < 10  # one look of each round
+
+
+@pytest.mark.parametrize(("best", "is_looked_up"), [(0.49, False), (0.51, True)])
+async def test_beside_others_nothing_is_looked_up_whose_best_case_is_not_worth_it(
+    best: float, *, is_looked_up: bool
+) -> None:
+    """Five tokens, of which 2.5 must be gained."""
+    front = Sure(5)
+    front.best = best
+    parts = session(Planned(0, run_on=9), front=front)
+    await parts.drafting.next_round(40)
+    parts.watch.load = (1, 2)
+    front.texts.clear()
+    assert parts.drafting.is_awaited == is_looked_up == bool(front.texts)
 
 
 @pytest.mark.parametrize("front", [None, 0, 1, 2])

@@ -189,7 +189,7 @@ def test_of_a_long_answer_the_end_is_kept() -> None:
 
 @pytest.mark.parametrize("num_same", [0, 2, 3, 5, 6, 9])
 def test_no_look_finds_more_than_the_best_case(num_same: int) -> None:
-    """Its places may differ and it may be shorter, so that a look tells less."""
+    """By the odds from the start, which rise with the length. Places may differ as well."""
     end = list(range(20, 20 + num_same))
     drafter, committed = drafter_of([*end, 1, 2, 3, 4, 5, 6, 99, *end])
     best, found = drafter.best_case(committed, 4), drafter.look(committed, 4).survival
@@ -205,7 +205,7 @@ def test_the_best_case_of_a_short_match_is_learnt_from_what_matches_brought() ->
     for _ in range(200):
         for cell in cells(3, [1.0] * 4):
             taught.observe(cell, is_right=False)
-    ids = [7, 8, 9, 1, 2, 7, 8, 9]
+    ids = [7, 8, 9, 1, 2, 7, 8, 9]  # three tokens recur
     fresh, committed = drafter_of(ids)
     wary, _ = drafter_of(ids, pool=pool)
     assert sum(wary.best_case(committed, 4)) < 0.5 < sum(fresh.best_case(committed, 4))

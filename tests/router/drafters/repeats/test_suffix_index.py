@@ -179,7 +179,7 @@ def test_the_bound_of_a_match_is_that_of_the_keys_that_recur(
         found = each.matches(ids, 1, MatchTerms(), is_own=is_own)
         longest = max((match.length for match in found), default=0)
         bound = 0 if longest < 3 else 5 if longest < 6 else len(ids)
-        assert each.longest_match(ids, is_own=is_own) == bound
+        assert each.match_bound(ids, is_own=is_own) == bound
 
 
 def test_what_is_dropped_leaves_nothing_behind() -> None:

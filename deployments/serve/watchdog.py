@@ -1,0 +1,74 @@
+"""A small child that ends its parent if that stands still: stopped, or stuck with Python's lock.
+
+Serve finds that by three health checks in a row, and takes 13 s. A busy replica may be late for
+those, so they cannot be shorter. The child looks whether any thread of its parent runs or waits for
+a core (`threads`). It does so when a beat of the parent is late. An event loop that waits for long
+still beats, because another thread does that.
+
+It has a process of its own because a process that is stopped cannot look. It takes some 10 MB.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+from deployments.serve.children import start_child
+from deployments.serve.threads import StillWatch, threads_of
+
+_LOOK_S = 0.4  # between looks, once a beat is late
+_STILL_LOOKS = 3  # in a row that find it still: 1.6 s with the first, which only begins
+_BEAT_S = _LOOK_S / 2
+_READ_BYTES = 4096
+
+
+class Watchdog:
+    """Has this process watched until it ends.
+
+    Attributes:
+        pid: of the child.
+    """
+
+    def __init__(self) -> None:
+        self._child = start_child(__name__, str(os.getpid()), stdin=subprocess.PIPE)
+        self.pid = self._child.pid
+        threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
+
+    def _beat(self) -> None:
+        assert self._child.stdin is not None
+        beats = self._child.stdin.fileno()
+        while True:
+            try:
+                os.write(beats, b".")
+            except OSError:  # the child is gone
+                return
+            time.sleep(_BEAT_S)
+
+
+def stands_still(pid: int, beats: int) -> bool:
+    """Wait until a process stands still (True), or the other end of its `beats` is closed."""
+    watch = StillWatch(partial(threads_of, pid))
+    while True:
+        if select.select([beats], [], [], _LOOK_S)[0]:
+            if not os.read(beats, _READ_BYTES):
+                return False
+            watch = StillWatch(partial(threads_of, pid))
+        elif watch.look() >= _STILL_LOOKS:
+            return True
+
+
+def _main(pid: int) -> None:
+    if stands_still(pid, sys.stdin.fileno()) and os.getppid() == pid:
+        said = "is ended: it neither runs nor waits for a core, so it is stopped or stuck"
+        sys.stderr.write(f"watchdog: pid {pid} {said}\n")
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))

@@ -1,0 +1,91 @@
+"""A process that stands still is ended within seconds; one that works, sleeps or ends is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import psutil
+import pytest
+
+_LIMIT_S = 30.0
+_LONG_S = 5.0  # several times as long as a process may stand still
+_LIVING = ("sleeps", "waits for a lock", "computes")
+_WORK = {
+    "sleeps": "time.sleep(60)",
+    "waits for a lock": "threading.Lock().acquire() and threading.Event().wait()",
+    "computes": "while True: pass",
+    "is stuck with Python's lock": "ctypes.PyDLL(None).sleep(60)",  # which does not let it go
+}
+
+
+@contextmanager
+def watched(work: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Yield a process that has a watchdog and does its work, and the watchdog's number."""
+    script = (
+        "import ctypes, threading, time\n"
+        "from deployments.serve.watchdog import Watchdog\n"
+        "print(Watchdog().pid, flush=True)\n"
+        f"{work}\n"
+    )
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        try:
+            yield one, int(one.stdout.readline())
+        finally:
+            one.kill()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + _LIMIT_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
+def until_it_watches(pid: int) -> None:
+    """Its interpreter has started once it has looked for a beat and has taken one."""
+    until(lambda: "watchdog" in " ".join(psutil.Process(pid).cmdline()))
+    time.sleep(0.5)
+
+
+def test_who_lives_is_left_alone_and_ended_once_it_is_stopped() -> None:
+    with ExitStack() as stack:
+        found = [stack.enter_context(watched(_WORK[name])) for name in _LIVING]
+        for _, pid in found:
+            until_it_watches(pid)
+        time.sleep(_LONG_S)
+        for process, _ in found:
+            assert process.poll() is None
+            os.kill(process.pid, signal.SIGSTOP)
+        for process, _ in found:
+            assert process.wait(_LIMIT_S) == -signal.SIGKILL
+            assert process.stderr is not None
+            assert "neither runs nor waits for a core" in process.stderr.read()
+
+
+def test_who_is_stuck_with_pythons_lock_is_ended() -> None:
+    with watched(_WORK["is stuck with Python's lock"]) as (process, _):
+        assert process.wait(_LIMIT_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_the_watchdog_goes_with_its_process(by: signal.Signals) -> None:
+    with watched(_WORK["sleeps"]) as (process, pid):
+        until_it_watches(pid)
+        process.send_signal(by)
+        process.wait(_LIMIT_S)
+        until(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_process_outlives_its_watchdog() -> None:
+    with watched(_WORK["sleeps"]) as (process, pid):
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
