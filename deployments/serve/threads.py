@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 STOPPED = ("T", "t")  # by a signal, or by a debugger
-# It runs or waits for a core; it waits for a disk or a swapped page; a debugger has it.
-_NOT_STILL = frozenset({"R", "D", "t"})
+RUNNING = "R"  # or it waits for a core
+_NOT_STILL = frozenset({RUNNING, "D", "t"})  # it waits for a disk or a page; a debugger has it
 _HARDLY_ANY = 0.05  # of one core: Ray's own threads wake a few times a second
 
 

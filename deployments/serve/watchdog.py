@@ -20,7 +20,7 @@ import time
 from functools import partial
 
 from deployments.serve.children import start_child
-from deployments.serve.threads import StillWatch, threads_of
+from deployments.serve.threads import RUNNING, StillWatch, threads_of
 
 _LOOK_S = 0.4  # between looks, once a beat is late
 _STILL_LOOKS = 3  # in a row that find it still: 1.6 s with the first, which only begins
@@ -64,6 +64,8 @@ def stands_still(pid: int, beats: int) -> bool:
 
 
 def _main(pid: int) -> None:
+    if all(thread.state != RUNNING for thread in threads_of(os.getpid())):
+        return  # this system does not tell who runs: this process does
     if stands_still(pid, sys.stdin.fileno()) and os.getppid() == pid:
         said = "is ended: it neither runs nor waits for a core, so it is stopped or stuck"
         sys.stderr.write(f"watchdog: pid {pid} {said}\n")
