@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 42_110,
-    "router": 9_600,
+    "router": 9_605,
     "deployments": 25_420,
-    "loadtest": 30_610,
-    "tests": 77_420,
+    "loadtest": 30_625,
+    "tests": 77_440,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

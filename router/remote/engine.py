@@ -183,8 +183,10 @@ class EngineClient:
             if isinstance(reply, NeedOpen | NeedPrefix):
                 num_corrections += 1
                 if num_corrections > _MAX_CORRECTIONS:
+                    # Who asks for a session that was sent each time has ended its lease.
                     raise LinkLost(
-                        f"engine asked {num_corrections} times for session or prefix", "fault"
+                        f"engine asked {num_corrections} times for session or prefix",
+                        "ended" if isinstance(reply, NeedOpen) else "fault",
                     )
                 if next_part > 0:
                     return  # the yielded parts are valid; the caller's next message corrects

@@ -147,6 +147,7 @@ class Stream:
                 raise ActorUnavailableError("a random refusal", b"1" * 16)
             return LeaseRefused(replica=process.name, reason="a random refusal")
         self._end = self._sent.end
+        self._end.add_done_callback(self._note_end)
         self._network.num_granted[self._lease] += 1
         self._network.note(f"{process.name}: leased to {self._request.session_id}")
         return process.grant
@@ -175,9 +176,13 @@ class Stream:
         reason = await asyncio.shield(end)
         await asyncio.sleep(self._network.rng.uniform(0.001, 0.05))
         if reason == "ended":
-            self._network.num_granted[self._lease] -= 1
             raise StopAsyncIteration
         raise ActorDiedError
+
+    def _note_end(self, end: asyncio.Future[str]) -> None:
+        """Count a lease that the replica ended itself no more; the holder may hear of it later."""
+        if not end.cancelled() and end.result() == "ended":
+            self._network.num_granted[self._lease] -= 1
 
     def cancel(self) -> None:
         """See `DeploymentResponseGenerator.cancel`; it may not arrive."""
@@ -189,6 +194,8 @@ class Stream:
         sent, network = self._sent, self._network
         if sent.key is None:
             return
+        if sent.process.has_ended(sent.key):  # and will not tell of it any more
+            network.num_granted[self._lease] -= 1
         self._handle.router.decrement_queue_len_cache(sent.replica_id)
         if not network.happens("end of a lease lost", network.rates.forget):
             network.later(network.rng.uniform(0.001, 0.01), sent.process.release, sent.key)

@@ -141,6 +141,10 @@ class Process(ABC):
             self._release(key)
             self._awake.set()
 
+    def has_ended(self, key: LeaseKey) -> bool:
+        """Return whether it has ended a lease itself and has not told its holder yet."""
+        return self.is_alive and key in self._ended()
+
     def allows(self, key: str, endpoint: Endpoint) -> bool:
         """Return whether the owner of this key may connect, who knows this endpoint."""
         return endpoint.public_key == self.name

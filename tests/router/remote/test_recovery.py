@@ -186,6 +186,24 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
     assert len(pool.leases) == 1
 
 
+async def test_a_lease_that_has_ended_before_it_was_told_is_no_lost_replica() -> None:
+    """The engine asks for the session whenever it is sent: it takes it on a new lease alone."""
+    num_asked = 0
+
+    class Ended(ScriptedEngine):
+        def handle(self, message):  # type: ignore[no-untyped-def]
+            nonlocal num_asked
+            if isinstance(message, Verify) and len(pool.leases) == 1:
+                num_asked += 1
+                return [NeedOpen(session_id="s", seq=message.seq)]
+            return super().handle(message)
+
+    pool = FaultyPool("target", Ended, Faults())
+    limits = LIMITS.model_copy(update={"max_losses": 1})
+    assert await generated(pool, limits) == continuation(PROMPT, NUM_TOKENS)
+    assert (num_asked, len(pool.leases)) == (9, 2)
+
+
 async def test_an_answer_opens_a_new_window_but_no_new_count() -> None:
     recovery = Recovery("target", LIMITS.model_copy(update={"max_losses": 2, "failover_s": 60.0}))
     recovery.note_running()
