@@ -34,7 +34,7 @@ from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, replica_name
-from deployments.serve.watchdog import Watchdog
+from deployments.serve.watchdog import start_watchdog
 from models.checkpoint.small_files import read_vocab_size
 from models.fetch.hub import bring
 from models.protocol.grammars import GrammarCheck
@@ -70,7 +70,7 @@ class ConstraintReplica:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._is_serving = False
         join_serve()
-        self._watchdog = Watchdog()
+        start_watchdog()
         self._leases = LeaseBook(idle_timeout_s=service.lease_idle_timeout_s)
         self._holders: dict[LeaseKey, asyncio.Event] = {}  # each waits for its lease's end
         self._meters = ConstraintMeters(

@@ -29,7 +29,7 @@ from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LOOPBACK, LinkServer, Peer
 from deployments.serve.logs import configure_rank
-from deployments.serve.watchdog import Watchdog
+from deployments.serve.watchdog import start_watchdog
 from models.engine.drafting.ended_texts import EndedText, EndedTexts
 from models.fetch.hub import bring
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
@@ -199,7 +199,7 @@ class Rank:
         """
         if self._runner is None:
             raise RuntimeError("rank used before load()")
-        Watchdog()  # not before: a driver that finds its GPUs may hold Python's lock for seconds
+        start_watchdog()  # not before: a driver that finds GPUs may hold Python's lock for long
         if self._loop is None:
             self._runner.follow()
         else:

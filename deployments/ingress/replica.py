@@ -33,7 +33,7 @@ from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, ReplicaPages, replica_name
 from deployments.serve.private import root_url
 from deployments.serve.timed_names import avoided
-from deployments.serve.watchdog import Watchdog
+from deployments.serve.watchdog import start_watchdog
 from models.fetch.hub import bring
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
@@ -69,7 +69,7 @@ class Router:
         self._draft_pools = tuple(drafts)
         self._is_serving = False
         join_serve()
-        self._watchdog = Watchdog()
+        start_watchdog()
         bring(Path(config.tokenizer_path), logger.info, weights=False)
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         others = [target, *drafts.values(), constraint]

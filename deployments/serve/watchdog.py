@@ -5,11 +5,12 @@ those, so they cannot be shorter. The child looks whether any thread of its pare
 a core (`threads`). It does so when a beat of the parent is late. An event loop that waits for long
 still beats, because another thread does that.
 
-It has a process of its own because a process that is stopped cannot look. It takes some 10 MB.
+It has a process of its own because a process that is stopped cannot look. It takes 13 MB.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -22,33 +23,30 @@ from functools import partial
 from deployments.serve.children import start_child
 from deployments.serve.threads import RUNNING, StillWatch, threads_of
 
+logger = logging.getLogger("ray.serve")
+
 _LOOK_S = 0.4  # between looks, once a beat is late
 _STILL_LOOKS = 3  # in a row that find it still: 1.6 s with the first, which only begins
 _BEAT_S = _LOOK_S / 2
 _READ_BYTES = 4096
 
 
-class Watchdog:
-    """Has this process watched until it ends.
+def start_watchdog() -> int:
+    """Have this process watched until it ends; return the number of the child."""
+    child = start_child(__name__, str(os.getpid()), stdin=subprocess.PIPE)
+    threading.Thread(target=_beat, args=(child,), name="watchdog", daemon=True).start()
+    return child.pid
 
-    Attributes:
-        pid: of the child.
-    """
 
-    def __init__(self) -> None:
-        self._child = start_child(__name__, str(os.getpid()), stdin=subprocess.PIPE)
-        self.pid = self._child.pid
-        threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
-
-    def _beat(self) -> None:
-        assert self._child.stdin is not None
-        beats = self._child.stdin.fileno()
-        while True:
-            try:
-                os.write(beats, b".")
-            except OSError:  # the child is gone
-                return
-            time.sleep(_BEAT_S)
+def _beat(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    while True:
+        try:
+            os.write(child.stdin.fileno(), b".")
+        except OSError:
+            logger.warning("watchdog: it has ended, and nobody watches this process any more")
+            return
+        time.sleep(_BEAT_S)
 
 
 def stands_still(pid: int, beats: int) -> bool:

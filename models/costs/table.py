@@ -22,7 +22,7 @@ _CELL_WIDTH = math.log(1.15)
 _NUM_SAMPLES = 9  # samples of each cell
 _FRESH = 1000  # measurements; a cell without one among so many is stale
 _HALF_LIFE = 10  # measurements without one of its own after which a cell weighs half
-# A curve is made anew after so many, or after an eighth of all: each took a router 20 us a pass.
+# A curve is made anew after so many, or after an eighth of all: it takes 5 to 12 us.
 _CURVE_LASTS = 8
 
 

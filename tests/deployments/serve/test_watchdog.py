@@ -29,8 +29,8 @@ def watched(work: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Yield a process that has a watchdog and does its work, and the watchdog's number."""
     script = (
         "import ctypes, threading, time\n"
-        "from deployments.serve.watchdog import Watchdog\n"
-        "print(Watchdog().pid, flush=True)\n"
+        "from deployments.serve.watchdog import start_watchdog\n"
+        "print(start_watchdog(), flush=True)\n"
         f"{work}\n"
     )
     words = [sys.executable, "-c", script]

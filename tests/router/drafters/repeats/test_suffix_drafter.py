@@ -189,7 +189,7 @@ def test_of_a_long_answer_the_end_is_kept() -> None:
 
 @pytest.mark.parametrize("num_same", [0, 2, 3, 5, 6, 9])
 def test_no_look_finds_more_than_the_best_case(num_same: int) -> None:
-    """By the odds from the start, which rise with the length. Places may differ as well."""
+    """The odds of the start rise with the length, and places may differ."""
     end = list(range(20, 20 + num_same))
     drafter, committed = drafter_of([*end, 1, 2, 3, 4, 5, 6, 99, *end])
     best, found = drafter.best_case(committed, 4), drafter.look(committed, 4).survival
