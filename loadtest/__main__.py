@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loadtest.experiments.registry import EXPERIMENTS, STAGES, TRIALS
 from loadtest.frame import llama
@@ -34,47 +34,19 @@ from loadtest.frame.stages import Models, Opener
 from loadtest.frame.theory import draw_theory, step_share, theory_lines
 from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
-from loadtest.trial.command import choose
+from loadtest.trial.command import ChosenTrial, choose
 
 _OF_TRIALS: dict[str, Any] = {"config": None, "set": []}  # that no experiment has, and unused
 _OF_BOTH = {"name", "list", "page", "summary", "quick", "output", "url", *_OF_TRIALS}
 _USUAL = {"threads": 2, "device": "cpu", "dtype": "bfloat16"}  # of models; no trial takes them
 
 
-class Chosen(Protocol):
-    """An experiment or a trial with the options of the command line.
-
-    Attributes:
-        question: in words.
-        base: the way that others are compared with in the table; "": none is.
-        settings: what the options say, for the record.
-    """
-
-    @property
-    def question(self) -> str: ...
-
-    @property
-    def base(self) -> str: ...
-
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-
-    def run(self, keep: Callable[[Result], None]) -> Result:
-        """Run it; `keep` gets the result so far."""
-
-    def claims(self, result: Result) -> list[Claim]:
-        """Return the claims that the result has figures for."""
-
-    def theory(self, result: Result) -> list[dict[str, Any]]:
-        """Return what theory says beside the rows; empty if it says nothing of them."""
-
-    def has_failed(self, result: Result) -> bool:
-        """Return whether the command ends with 1."""
-
-
 @dataclass(frozen=True)
 class ChosenExperiment:
-    """Implements `Chosen`; a missed claim is told, and only a text that differs is a failure."""
+    """An experiment with the options of the command line, run as a `ChosenTrial` is.
+
+    A missed claim is told, and only a text that differs is a failure.
+    """
 
     experiment: Experiment
     models: Models
@@ -84,29 +56,32 @@ class ChosenExperiment:
 
     @property
     def question(self) -> str:
-        """See `Chosen`."""
+        """The question in words."""
         return self.experiment.question
 
     @property
     def base(self) -> str:
-        """See `Chosen`."""
+        """The way that others are compared with."""
         return self.experiment.base
 
     def run(self, keep: Callable[[Result], None]) -> Result:
-        """See `Chosen`."""
+        """Run it; `keep` gets the result so far."""
         return measure(self.experiment, self.models, self.openers, keep, self.known)
 
     def claims(self, result: Result) -> list[Claim]:
-        """See `Chosen`."""
+        """Return the claims that the result has figures for."""
         return result.claims(self.experiment.goals)
 
     def theory(self, result: Result) -> list[dict[str, Any]]:
-        """See `Chosen`."""
+        """Return what theory says beside the rows; empty if it says nothing of them."""
         return beside_theory(result.rows, self.experiment.ways)
 
     def has_failed(self, result: Result) -> bool:
-        """See `Chosen`."""
+        """Return whether the command ends with 1."""
         return bool(result.problems)
+
+
+Chosen = ChosenExperiment | ChosenTrial
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -83,7 +83,7 @@ class Gains:
         sums.add(num_tokens, elapsed_ms / 1e3, self._clock())
 
     def by_task(self) -> dict[TaskClass, Gain]:
-        """Return the gain of each task class that had a round."""
+        """Return the gain of drafting for each task class that had a round."""
         tasks = dict.fromkeys(task for task, _ in self._sums)
         return {task: self._gain(task) for task in tasks}
 

@@ -121,11 +121,6 @@ class SpeculationLimits(Section):
     suffix_decoding_min_token_prob: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         default=0.1, description="least share of earlier places that a whole draft must agree with"
     )
-    suffix_decoding_for_draft: bool = Field(
-        default=False,
-        description="guess for the draft model, which verifies a guess of its draft in one pass: "
-        "fewer draft steps, the same draft; pays where a draft step is long",
-    )
     draft_ahead: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
         description="drafts ahead: the draft model goes on after this many outcomes of a "
@@ -214,10 +209,10 @@ class SpeculationLimits(Section):
                     f"got {smaller!r} for {larger!r} and {self.drafted_by[smaller]!r} for "
                     f"{smaller!r}"
                 )
-        if self.draft_ahead > 0 and (self.drafted_by or self.suffix_decoding_for_draft):
+        if self.draft_ahead > 0 and self.drafted_by:
             raise ValueError(
-                "draft_ahead goes with neither drafted_by nor suffix_decoding_for_draft, got "
-                f"{self.draft_ahead}: a draft that is there needs no guess"
+                f"draft_ahead does not go with drafted_by, got {self.draft_ahead}: a draft that is "
+                "there needs no guess"
             )
         if (pinned := sum(self.draft_shares.values())) > 1.0 + _ROUNDING:
             raise ValueError(f"draft_shares must be at most 1 together, got {pinned:g}")

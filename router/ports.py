@@ -20,7 +20,6 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 from models.protocol.forced import Forced
 from models.protocol.grammars import Loosened
 from models.protocol.messages import (
-    Chosen,
     ConstraintReply,
     ConstraintRequest,
     DraftProbs,
@@ -127,21 +126,6 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
-class StagedDrafter(Protocol):
-    """Drafts with a model that can verify a guess of its own draft."""
-
-    async def propose_with(
-        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
-    ) -> Proposal:
-        """Draft as `Drafter.propose`, the same tokens, in fewer steps where `guess` is right.
-
-        Raises:
-            Unavailable: as `Drafter.propose`.
-        """
-        ...
-
-
 class Verifier(Protocol):
     """Verifies drafts for one session and samples the target's own tokens."""
 
@@ -175,18 +159,6 @@ class Verifier(Protocol):
 
     async def close(self) -> None:
         """Free the session on the other side. Idempotent; never raises."""
-        ...
-
-
-class Chooser(Protocol):
-    """Weighs whole texts for one session."""
-
-    async def choose(self, committed: TokenSequence, choices: Sequence[Sequence[int]]) -> Chosen:
-        """Draw one of the choices to follow the committed tokens. Safe to repeat.
-
-        Raises:
-            Unavailable: the target is lost and no other was to be had in time.
-        """
         ...
 
 

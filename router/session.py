@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
-from router.comparing.replays import SessionReplays
+from router.comparing import SessionReplays
 from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.choice import (
     choose_drafters,
@@ -23,7 +22,6 @@ from router.drafters.choice import (
 )
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
-from router.drafters.guesses import Guesses
 from router.drafters.heads import heads_alone, own_length
 from router.drafters.kind import DrafterContext, DrafterKind
 from router.drafters.registry import drafters_of
@@ -40,14 +38,13 @@ from router.logprobs import LogprobsOutbox
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession
 from router.planning.fixed import FixedPlanner
-from router.ports import Chooser, DrafterTraits, EnginePool, PlacedPool, TaskClass, Verifier
+from router.ports import DrafterTraits, EnginePool, TaskClass, Verifier
 from router.remote.closing import close_in_time
-from router.remote.engine import EngineClient, OpenTemplate
-from router.remote.grammar import RemoteConstrainer
+from router.remote.engine import EngineClient
 from router.remote.target import RemoteVerifier
 from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
-from router.services import Services
+from router.services import Services, new_client, new_constrainer, opening
 from router.stats import RoundStats
 from router.stops import StopChecker
 from router.types import Detokenizer, GenerationRequest
@@ -70,7 +67,7 @@ class Session:
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
     details: RoundLog = field(default_factory=RoundLog)
-    chooser: Chooser | None = None
+    chooser: RemoteVerifier | None = None  # weighs whole texts
     replayed: SessionReplays | None = None  # asks draft models what they would have drafted
 
 
@@ -130,7 +127,7 @@ class _Builder:
             self._kinds, self._fixed = (), 0
         self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
         self._forced = self._forced_text()
-        self._constrainer = self._new_constrainer()
+        self._constrainer = new_constrainer(services, request, self._generated, self._max_forced())
         self._rules = DraftRules(
             never,
             max_batch_size(request, services.speculation),
@@ -230,23 +227,6 @@ class _Builder:
             return None
         return own_length(self._request.speculation, self._services.speculation, self._fixed)
 
-    def _new_constrainer(self) -> RemoteConstrainer | None:
-        request, services = self._request, self._services
-        if request.grammar is None:
-            return None
-        if services.constraint_pool is None:
-            raise UnsupportedGrammar("this deployment has no constraint service")
-        constrainer = RemoteConstrainer(
-            services.constraint_pool,
-            request.request_id,
-            request.grammar,
-            self._generated,
-            services.limits,
-            self._max_forced(),
-        )
-        constrainer.tell(services.losses.constraint)
-        return constrainer
-
     def _max_forced(self) -> int:
         """Forced tokens that a draft of the session has room for."""
         if self._request.grammar is None or not self._services.speculation.forced_text:
@@ -260,17 +240,14 @@ class _Builder:
         return ForcedText(len(self._committed), settled, edge)
 
     def _drafting(self, watch: RoundWatch) -> Drafting:
-        drafters, guesses, smaller = self._drafters(), None, self._smaller_draft()
-        if self._guesses or smaller is not None:
-            pool = self._services.memory.guess_odds(self._task_class())
-            guesses = Guesses(drafters, MatchOdds(pool), watch.costs, smaller)
-        return Drafting(drafters, self._committed, watch, self._terms(), guesses, self._rules)
-
-    @property
-    def _guesses(self) -> bool:
-        """Return whether repeated text is guessed for the draft model."""
-        allowed = self._services.speculation
-        return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
+        return Drafting(
+            self._drafters(),
+            self._committed,
+            watch,
+            self._terms(),
+            self._smaller_draft(),
+            self._rules,
+        )
 
     def _smaller_draft(self) -> SmallerDraft | None:
         """Return the draft model that drafts for the session's own."""
@@ -283,7 +260,9 @@ class _Builder:
             (f"{smaller} for {larger}", self._task_class()), AcceptancePool(_SMALLER_ODDS)
         )
         make = partial(kind.make, self._context())
-        return SmallerDraft(kind.traits, larger, make, AcceptanceEstimate(odds))
+        return SmallerDraft(
+            kind.traits, larger, make, AcceptanceEstimate(odds), services.planner.costs
+        )
 
     def _context(self) -> DrafterContext:
         return DrafterContext(
@@ -304,7 +283,6 @@ class _Builder:
         return SessionDrafters(
             [(kind.traits, partial(kind.make, context)) for kind in self._kinds],
             continues=self._fixed is None and self._num_free_tokens() > 0,
-            guesses=self._guesses,
         )
 
     def _recent_answers(self) -> Sequence[SuffixIndex]:
@@ -354,21 +332,10 @@ class _Builder:
         return self._client(self._services.draft_pools[pool], sampling, session_id=session_id)
 
     def _client(self, pool: EnginePool, sampling: Sampling, session_id: str = "") -> EngineClient:
-        services, request = self._services, self._request
-        num_prompt, is_target = len(request.prompt_ids), pool is services.target_pool
-        template = OpenTemplate(
-            session_id=session_id or request.request_id,
-            sampling=sampling,
-            eos_ids=self._eos_ids,
-            prompt_len=num_prompt,
-            cache_salt=request.cache_salt,
-            max_len=num_prompt + request.max_tokens if is_target else 0,
-            adapter=request.adapter if is_target else "",
-        )
-        losses = services.losses.of(is_target=is_target)
-        if request.prefix_key and isinstance(pool, PlacedPool):
-            pool = pool.near(f"{template.adapter} {request.cache_salt} {request.prefix_key}")
-        return EngineClient(pool, template, services.limits, self._constrainer, losses)
+        template = opening(self._request, sampling)
+        if session_id:
+            template = replace(template, session_id=session_id)
+        return new_client(self._services, self._request, pool, template, self._constrainer)
 
     def _new_planner(self) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation

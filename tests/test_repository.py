@@ -50,11 +50,11 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # Lines of Python. A number that must rise has its reason in the changelog; the aims are 30,000,
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
-    "models": 42_110,
-    "router": 9_605,
-    "deployments": 25_420,
-    "loadtest": 30_625,
-    "tests": 77_440,
+    "models": 41_105,
+    "router": 9_430,
+    "deployments": 25_100,
+    "loadtest": 29_825,
+    "tests": 74_995,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

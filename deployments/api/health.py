@@ -13,9 +13,9 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from deployments.api.cached_value import CachedValue
+from deployments.api.schemas.answers import HealthStatus
 from models.protocol.errors import Overloaded, ServingError
 from models.protocol.messages import Sampling
 from models.text.tokenizer import Tokenizer
@@ -24,21 +24,13 @@ from router.types import Finished, GenerationRequest, Generator, SpeculationSett
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """Outcome of a probe. `reason` is for people."""
-
-    is_healthy: bool
-    reason: str
-    round_ms: float
-
-
 class HealthProbe:
     """Generates one token and caches for `keep_s` seconds whether that worked.
 
     Args:
         generator: runs the probe's session.
         tokenizer: of the served model.
+        model: its name.
         timeout_s: limit of one probe.
         keep_s: how long a result is cached.
         last_progress_s: when (`time.monotonic`) other sessions last got something; None: unknown.
@@ -48,6 +40,7 @@ class HealthProbe:
         self,
         generator: Generator,
         tokenizer: Tokenizer,
+        model: str,
         *,
         timeout_s: float,
         keep_s: float = 1.0,
@@ -55,27 +48,33 @@ class HealthProbe:
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
+        self._model = model
         # Any token will do; a tokenizer may have nothing for a text, so ids are the last resort.
         self._prompt_ids = tuple(tokenizer.encode("Hello")) or (0,)
         self._timeout_s = timeout_s
         self._last_progress_s = last_progress_s
         self._health = CachedValue(self._measure, keep_s=keep_s)
 
-    async def check(self) -> Health:
-        """Return the health, at most `keep_s` old.
+    async def check(self) -> HealthStatus:
+        """Return the answer of GET /health, at most `keep_s` old.
 
         It takes at most `timeout_s`, and the seconds that a session may take to close beyond that.
         It never raises.
         """
         return await self._health.get()
 
-    async def _measure(self) -> Health:
+    async def _measure(self) -> HealthStatus:
         start = time.monotonic()
         is_healthy, reason = await self._probe()
         now = time.monotonic()
         if not is_healthy and self._has_progressed_since((start + now) / 2):
             is_healthy, reason = True, f"busy: {reason}; other sessions go on"
-        return Health(is_healthy=is_healthy, reason=reason, round_ms=round((now - start) * 1e3, 3))
+        return HealthStatus(
+            status="ok" if is_healthy else "unavailable",
+            model=self._model,
+            reason=reason,
+            round_ms=round((now - start) * 1e3, 3),
+        )
 
     def _has_progressed_since(self, time_s: float) -> bool:
         return self._last_progress_s is not None and self._last_progress_s() > time_s

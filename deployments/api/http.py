@@ -41,28 +41,20 @@ from deployments.api.edge import (
 )
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
-from deployments.api.keys import ApiKeys, KeyGate, tenant_in
+from deployments.api.keys import ApiKeys, KeyGate, Tenant, tenant_in
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
-from deployments.api.pages.docs import docs_page
-from deployments.api.playground.page import playground_files, playground_page
+from deployments.api.playground.page import docs_page, playground_files, playground_page
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.running import event_stream, run_choice, whole_body
-from deployments.api.schemas.answers import (
-    HealthStatus,
-    LiveStatus,
-    ModelCard,
-    ModelList,
-    VersionStatus,
-)
+from deployments.api.schemas.answers import LiveStatus, ModelCard, ModelList, VersionStatus
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.strict_fields import BodyFields
-from deployments.api.tenants import Tenant
 from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.transport.cors import cors
@@ -133,16 +125,6 @@ class HttpService:
     check_grammar: GrammarChecker | None = None
     body_timeout_s: float = 30.0
     transport: HttpConfig = field(default_factory=HttpConfig)
-
-    async def health_status(self) -> HealthStatus:
-        """Return the answer of GET /health."""
-        health = await self.health.check()
-        return HealthStatus(
-            status="ok" if health.is_healthy else "unavailable",
-            model=self.model.name,
-            reason=health.reason,
-            round_ms=health.round_ms,
-        )
 
 
 def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starlette:
@@ -224,7 +206,7 @@ class Handlers:
         return json_response(self._card(name).to_json())
 
     async def health(self, _: Request) -> Response:
-        status = await self._service.health_status()
+        status = await self._service.health.check()
         return json_response(status.to_json(), 200 if status.status == "ok" else 503)
 
     async def alive(self, _: Request) -> Response:
@@ -244,8 +226,8 @@ class Handlers:
     async def version(self, _: Request) -> Response:
         return json_response(VersionStatus(version=own_version()).to_json())
 
-    async def docs(self, _: Request) -> Response:
-        return docs_page()
+    async def docs(self, request: Request) -> Response:
+        return await docs_page(request)
 
     async def playground(self, request: Request) -> Response:
         return await playground_page(request)

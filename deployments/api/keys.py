@@ -1,4 +1,4 @@
-"""API keys: who may use the routes that are not open. Standard library and ASGI only.
+"""API keys: who may use the routes that are not open, and the limits of each client.
 
 A key file has one line `name digest` per key. It may go on with limits of the client, such as
 `sessions=8 tokens_per_minute=60000 group=research`. The name is for logs and metrics. The digest is
@@ -16,14 +16,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette._utils import get_route_path  # private, but the only one that cannot differ
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.schemas.requests import Unauthorized
-from deployments.api.tenants import ANYBODY, Tenant
+from router.types import GenerationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,35 @@ _LIMITS = {  # of a line: the pattern of each value
     "group": re.compile(_NAME),
 }
 _SCHEME = b"bearer "
+_APART = "\x1f"  # between the part of a salt that is the client's and the part that it asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A client, by its API key; the limits are those of one router.
+
+    Attributes:
+        name: in logs and metrics; keys of one name are one client.
+        max_sessions: choices that run at once; None: as many as the router has places for.
+        tokens_per_minute: prompts and answers together; None: no limit.
+        group: clients of one group share cached prefixes and remembered answers; empty: with
+            nobody else.
+    """
+
+    name: str = ""
+    max_sessions: int | None = None
+    tokens_per_minute: int | None = None
+    group: str = ""
+
+    def salted(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with the client's salt, so that nothing tells it of others' texts."""
+        if not self.name:
+            return request
+        own = f"group {self.group}" if self.group else f"client {self.name}"
+        return replace(request, cache_salt=f"{own}{_APART}{request.cache_salt}")
+
+
+ANYBODY = Tenant()  # where no key is asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from deployments.api.schemas.grammar_fields import naming_field
 from deployments.api.schemas.requests import GenerationFields
 from deployments.api.schemas.strict_fields import shown
 from models.grammar.choice import checked_choices
-from models.grammar.limits import ChoiceLimits, refuse
+from models.grammar.limits import refuse
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
 from router.predicted_text import PredictedText
@@ -146,7 +146,7 @@ def choice_ids(
                 param=name,
             )
     with naming_field(field):
-        choices = checked_choices(outputs.exact_choices, ChoiceLimits())
+        choices = checked_choices(outputs.exact_choices)
         return tuple(
             _answer_ids(choice, f"[{index}]", tokenizer, prompt_ids)
             for index, choice in enumerate(choices)

@@ -16,9 +16,8 @@ from typing import Any
 from starlette.types import Scope
 
 from deployments.api.choices import finished_together
-from deployments.api.keys import tenant_in
+from deployments.api.keys import Tenant, tenant_in
 from deployments.api.observer import CLIENT_GONE, Sink
-from deployments.api.tenants import Tenant
 from models.grammar.schema.parse import KEYWORDS
 from models.protocol.errors import ConstraintViolation, ServingError
 from models.protocol.grammars import Loosened

@@ -15,10 +15,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.api.schemas.names import NameOf
+from deployments.api.schemas.names import name_in
 from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.sections.capture import CaptureConfig
 from deployments.config.sections.models import (
     DRAFT_NAME,
     TARGET,
@@ -29,10 +28,10 @@ from deployments.config.sections.models import (
     pool_of,
 )
 from models.config import PositiveFloat, PositiveInt, Section
-from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
+from models.grammar.limits import MAX_CHOICES_BYTES, MAX_PATTERN_BYTES, HostLimits, SchemaLimits
 from models.protocol.rules import RULES
+from models.text.tools.formats import LAYOUTS, named_layout
 from models.text.tools.reasoning import REASONING, named_reasoning
-from models.text.tools.registry import LAYOUTS, named_layout
 from router.drafters.choice import check_draft_names
 from router.drafters.draft_model import POOL
 from router.drafters.heads import check_method, names_heads
@@ -63,9 +62,8 @@ class GrammarServiceConfig(LeaseConfig):
     )
     max_schema_bytes: PositiveInt = Field(
         default=SchemaLimits().max_schema_bytes,
-        description="longest grammar, bytes of UTF-8; a regex at most "
-        f"{RegexLimits().max_pattern_bytes}, all choices together at most "
-        f"{ChoiceLimits().max_total_bytes}",
+        description=f"longest grammar, bytes of UTF-8; a regex at most {MAX_PATTERN_BYTES}, "
+        f"all choices together at most {MAX_CHOICES_BYTES}",
     )
     cache_size: PositiveInt = Field(
         default=HostLimits().max_cached_grammars,
@@ -109,12 +107,12 @@ class SpeculationConfig(SpeculationLimits):
     def _check_name(cls, name: str | None) -> str | None:
         if name is None or DRAFT_NAME.fullmatch(name):  # AppConfig checks that it is there
             return name
-        return NameOf(DRAFTERS).checked(name)
+        return name_in(DRAFTERS, name)
 
     @field_validator("verification")
     @classmethod
     def _check_rule(cls, name: str) -> str:
-        return NameOf(RULES).checked(name)
+        return name_in(RULES, name)
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
@@ -123,6 +121,22 @@ class SpeculationConfig(SpeculationLimits):
             if kind is not None and not kind.is_switched_on(self):
                 raise ValueError(f"method {kind.name} needs {kind.needs}")
         return self
+
+
+class CaptureConfig(Section):
+    """Answers of real requests that are kept to train drafters on."""
+
+    folder: str = Field(
+        default="",
+        description="where token ids of prompts and answers are written, for python -m "
+        "models.distill; on each router's node; empty: nothing is kept",
+    )
+    max_size_mib: PositiveInt = Field(
+        default=256, description="MiB of all files; the oldest are deleted"
+    )
+    max_age_hours: PositiveFloat = Field(
+        default=168.0, description="hours after which a file is deleted"
+    )
 
 
 class RouterConfig(Section):

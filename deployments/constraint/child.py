@@ -118,8 +118,7 @@ def _begin(
     except (OSError, ValueError) as error:
         _send(link, [(0, ChildFailed(message=str(error)))])
         return
-    row_bytes = loaded.row_bytes if isinstance(loaded, GrammarCompiler) else 0
-    _send(link, [(0, ChildReady(row_bytes=row_bytes))])
+    _send(link, [(0, ChildReady())])
     serve(Child(link, frames, page, config, loaded))
 
 

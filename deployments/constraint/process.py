@@ -116,7 +116,7 @@ class ChildProcess(asyncio.Protocol):
         self._pending: dict[int, Pending] = {}  # by number, in order
         self._num_sent = 0
         self._num_answered = 0
-        self._ready: asyncio.Future[ChildReady] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self._launched_at = self._loop.time()
         self._serving = _StallTimer(self._launched_at)
         self._compiling = _StallTimer(self._launched_at)
@@ -156,14 +156,14 @@ class ChildProcess(asyncio.Protocol):
         transport.write(to_frame(self._encoder.encode(self._config)))
         self._flush()
 
-    async def ready(self) -> int:
-        """Bytes of a mask row, once the child is ready.
+    async def ready(self) -> None:
+        """Wait until the child is ready.
 
         Raises:
             ValueError: the child cannot serve with this config.
             ConnectionError: it ended before it was ready, or reached the start timeout.
         """
-        return (await asyncio.shield(self._ready)).row_bytes
+        await asyncio.shield(self._ready)
 
     def send(self, request: ChildRequest, reply: Reply) -> None:
         """Queue a request for this tick's frame; `reply` is called once, or `on_death` has
@@ -215,7 +215,7 @@ class ChildProcess(asyncio.Protocol):
 
     def _take(self, number: int, entry: ChildReply | ChildReady | ChildFailed | None) -> None:
         if isinstance(entry, ChildReady):
-            self._ready.set_result(entry)
+            self._ready.set_result(None)
         elif isinstance(entry, ChildFailed):
             self._kill_reason = entry.message
             self._ready.set_exception(ValueError(entry.message))

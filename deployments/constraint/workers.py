@@ -59,11 +59,7 @@ _LAST_BACKOFF_S = 5.0
 def children_config(
     service: GrammarServiceConfig, *, tokenizer_path: str, vocab_size: int, eos_ids: tuple[int, ...]
 ) -> ConstraintConfig:
-    """Return the config for the children of a replica with these settings.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Return the config for the children of a replica with these settings."""
     shared = {field.name for field in fields(ConstraintConfig)} & set(service.model_dump())
     return ConstraintConfig(
         tokenizer_path=tokenizer_path,
@@ -82,7 +78,6 @@ class ConstraintStats:
     loosened: int = 0  # opened ones with a grammar some of which is not enforced
     cache_hits: int = 0  # opened ones with a grammar that was compiled before
     compile_ms_total: float = 0.0
-    compile_ms_max: float = 0.0
     refusals: int = 0  # grammars refused as the client's error
     restarts: int = 0  # children that ended and were replaced
     rejected: int = 0  # requests answered "queue full" or "restarting"
@@ -113,7 +108,6 @@ class ConstraintWorkers:
         self._stats = ConstraintStats()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
-        self._row_bytes = 0
 
     @property
     def stats(self) -> ConstraintStats:
@@ -121,11 +115,6 @@ class ConstraintWorkers:
         num_pending = sum(child.num_pending for child in self._children[:-1] if child)
         self._stats.queue_length = num_pending + len(self._trials)
         return self._stats
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a mask row; known after `start`."""
-        return self._row_bytes
 
     @property
     def num_running(self) -> int:
@@ -150,7 +139,7 @@ class ConstraintWorkers:
             for child in children:
                 await child.launch()
             for child in children:
-                self._row_bytes = await child.ready()
+                await child.ready()
         except BaseException:
             await self.stop()
             raise
@@ -290,7 +279,6 @@ class ConstraintWorkers:
             stats.cache_hits += answer.compile_ms == 0.0
             stats.loosened += bool(answer.loosened)
             stats.compile_ms_total += answer.compile_ms
-            stats.compile_ms_max = max(stats.compile_ms_max, answer.compile_ms)
         elif isinstance(answer, GrammarRefused):
             stats.refusals += answer.is_client_error
         reply(answer)

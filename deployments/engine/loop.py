@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.engine.step_times import StepTimes
-from deployments.link.leases import LeaseBook, LeaseKey
+from deployments.link.leases import LeaseBook
 from models.engine.load import EngineLoad
 from models.protocol.messages import EngineQuestion, EngineReply, EngineRequest, Failed, Open
 
@@ -123,6 +123,9 @@ class EngineLoop:
         clock: seconds, monotonic; the same clock as the engine's.
         keep_alive: called in every turn, from the engine's thread, so that followers see a leader
             that is idle and not one that is lost.
+
+    Attributes:
+        leases: of sessions; `EngineLoop.release` ends one, and wakes the loop for that.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class EngineLoop:
         self._clock = clock
         self._keep_alive = keep_alive
         self._stopping = threading.Event()
-        self._leases = LeaseBook(
+        self.leases = LeaseBook(
             idle_timeout_s=idle_timeout_s,
             first_message_s=_FIRST_MESSAGE_S,
             idle_s=engine.idle_s,
@@ -155,13 +158,6 @@ class EngineLoop:
 
     # --- from any thread
 
-    def admit(self, session_id: str) -> int:
-        """Lease a place to a session; returns the lease's id, which `release` takes.
-
-        A lease that the session had ends.
-        """
-        return self._leases.grant(session_id)
-
     def refusal(self) -> str:
         """Return why no lease should be granted now, or ""."""
         started_s = self._step_started_s
@@ -172,21 +168,8 @@ class EngineLoop:
 
     def release(self, session_id: str, lease_id: int) -> None:
         """End a lease and close its session, unless the session has a newer lease. Idempotent."""
-        self._leases.release(session_id, lease_id)
+        self.leases.release(session_id, lease_id)
         self._port.wake()
-
-    def ended(self) -> list[LeaseKey]:
-        """Leases that ended by idling or by a newer one of the session, and were not acknowledged
-        yet."""
-        return self._leases.ended()
-
-    def acknowledge(self, leases: Iterable[LeaseKey]) -> None:
-        """Drop these from `ended`. Idempotent."""
-        self._leases.acknowledge(leases)
-
-    def renew(self, session_ids: Iterable[str]) -> None:
-        """See `LeaseBook.renew`."""
-        self._leases.renew(session_ids)
 
     def stop(self) -> None:
         """Make `run` return soon. Idempotent."""
@@ -200,8 +183,8 @@ class EngineLoop:
         return LoopStats(
             num_ticks=self._num_ticks,
             num_steps=self._num_steps,
-            num_sessions=len(self._leases),
-            num_leases=self._leases.num_granted,
+            num_sessions=len(self.leases),
+            num_leases=self.leases.num_granted,
             num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,
@@ -236,7 +219,7 @@ class EngineLoop:
         self._num_steps += 1
         if replies:
             self._port.send(replies)
-            self._leases.touch(reply.session_id for _, reply in replies)
+            self.leases.touch(reply.session_id for _, reply in replies)
 
     def _form_batch(self) -> None:
         """Wait as long as the engine wants for sessions that are about to come back."""
@@ -252,7 +235,7 @@ class EngineLoop:
         messages = self._port.receive(timeout_s)
         self._close_freed()  # first: a session leased anew may be opening again right here
         for sender, message in messages:
-            if isinstance(message, Open) and message.session_id not in self._leases:
+            if isinstance(message, Open) and message.session_id not in self.leases:
                 continue
             try:
                 self._engine.submit(message, sender)
@@ -265,10 +248,10 @@ class EngineLoop:
                 )
                 if isinstance(message, EngineQuestion):
                     self._port.send([(sender, _invalid(message, error))])
-            self._leases.touch((message.session_id,))
+            self.leases.touch((message.session_id,))
 
     def _end_idle(self) -> None:
-        for session_id in self._leases.end_idle():
+        for session_id in self.leases.end_idle():
             logger.info(
                 "session %s: idle, lease ended", session_id, extra={"session_id": session_id}
             )
@@ -279,7 +262,7 @@ class EngineLoop:
             self._look = (self._engine.load(), now_s)
 
     def _close_freed(self) -> None:
-        for session_id in self._leases.take_freed():
+        for session_id in self.leases.take_freed():
             self._engine.close(session_id)
 
 

@@ -11,36 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from deployments.link.client import LinkChannel, LinkClient
+from deployments.link.mailbox import HeldLease
 from models.protocol.errors import Unavailable
-from models.protocol.messages import (
-    EngineReply,
-    EngineRequest,
-    LeaseGrant,
-    LeaseRequest,
-)
+from models.protocol.messages import EngineReply, LeaseGrant, LeaseRequest
+from router.ports import EngineLease
 
 Admit = Callable[[LeaseRequest], Awaitable[Callable[[], None]]]
-
-
-class OwnLease:
-    """Implements `router.ports.Lease`."""
-
-    def __init__(
-        self,
-        grant: LeaseGrant,
-        channel: LinkChannel[EngineRequest, EngineReply],
-        release: Callable[[], None],
-    ) -> None:
-        self.grant = grant
-        self.channel = channel
-        self._release: Callable[[], None] | None = release
-
-    async def release(self) -> None:
-        """See `router.ports.Lease.release`."""
-        release, self._release = self._release, None
-        if release is not None:
-            self.channel.close()
-            release()
 
 
 class OwnPool:
@@ -65,7 +41,7 @@ class OwnPool:
         self._links = links
         self._refusals: tuple[type[Exception], ...] = (TimeoutError, *refusals)
 
-    async def lease(self, session_id: str, *, timeout_s: float) -> OwnLease:
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
         """See `router.ports.Pool.lease`."""
         request = LeaseRequest(session_id=session_id, public_key=self._links.public_key)
         try:
@@ -76,4 +52,9 @@ class OwnPool:
         channel: LinkChannel[Any, Any] = self._links.channel(
             self._grant.endpoint, session_id, EngineReply
         )
-        return OwnLease(self._grant, channel, release)
+
+        def end() -> None:
+            channel.close()
+            release()
+
+        return HeldLease(self._grant, channel, end)

@@ -221,7 +221,7 @@ class Rank:
             idle_timeout_s=self._model.lease_idle_timeout_s,
             keep_alive=runner.keep_alive,
         )
-        server.on_renewed = self._loop.renew
+        server.on_renewed = self._loop.leases.renew
         return LeaseGrant(
             endpoint=server.endpoint,
             asker_key=masks.public_key,
@@ -264,7 +264,7 @@ class Rank:
             return refusal
         if self._server is not None:
             self._server.allow(public_key)  # first: an invalid key must leave no lease
-        return loop.admit(session_id)
+        return loop.leases.grant(session_id)
 
     @ray.method(concurrency_group="control")
     def release(self, session_id: str, lease_id: int) -> None:
@@ -280,8 +280,8 @@ class Rank:
         loop = self._started_loop()
         for session_id, lease_id in released:
             loop.release(session_id, lease_id)
-        loop.acknowledge(acknowledged)
-        return loop.ended()
+        loop.leases.acknowledge(acknowledged)
+        return loop.leases.ended()
 
     @ray.method(concurrency_group="control")
     def stats(self) -> LoopStats:

@@ -23,7 +23,7 @@ from models.engine.drafting.ended_texts import EndedText
 from models.protocol.errors import InternalError, ServingError
 from models.protocol.messages import Sampling
 from models.protocol.token_sequence import TokenSequence
-from router.comparing.comparison import ReplayCounts
+from router.comparing import ReplayCounts
 from router.limits import SessionLimits
 from router.ports import EnginePool
 from router.remote.engine import EngineClient, OpenTemplate

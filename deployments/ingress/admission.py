@@ -27,7 +27,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from deployments.api.tenants import ANYBODY, Tenant
+from deployments.api.keys import ANYBODY, Tenant
 from models.costs.running_mean import running_mean
 from models.protocol.errors import Overloaded, Unavailable
 

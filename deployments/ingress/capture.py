@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
-from deployments.config.sections.capture import CaptureConfig
+from deployments.config.schema import CaptureConfig
 from router.types import Delta, Detokenizer, Finished, GenerationRequest, Generator
 
 logger = logging.getLogger("ray.serve")

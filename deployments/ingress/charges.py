@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deployments.api.keys import Tenant
 from deployments.api.observer import Sink
-from deployments.api.tenants import Tenant
 from deployments.serve.instruments import Meters
 from models.protocol.errors import Overloaded
 from router.types import GenerationRequest

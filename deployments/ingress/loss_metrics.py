@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from deployments.serve.instruments import Meters
 from deployments.serve.metrics import Metric, Table, counter
 from router.remote.losses import Losses
 
-_PUBLISH_PERIOD_S = 1.0
 _PAUSE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 45, 60, 90, 120, 240, 600)
 
 METRICS: tuple[Metric[Losses], ...] = (
@@ -52,9 +49,3 @@ class LossMetrics:
         for part, one in self._losses.by_part().items():
             while one.new_pauses:
                 self._pause_s.observe(one.new_pauses.popleft(), part=part)
-
-    async def publish_forever(self, period_s: float = _PUBLISH_PERIOD_S) -> None:
-        """Publish every `period_s` seconds. Endless."""
-        while True:
-            await asyncio.sleep(period_s)
-            self.publish()

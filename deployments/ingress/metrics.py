@@ -7,7 +7,6 @@ vLLM's production metrics, so that its dashboards and tools work unchanged. Othe
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import Counter
@@ -31,8 +30,6 @@ _TOKEN_GAP_S = (
 _REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 600)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _DRAFT_LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
-
-_PUBLISH_PERIOD_S = 1.0
 
 _PARTS = tuple(field.name.removesuffix("_ms") for field in fields(TimeSplit))
 
@@ -205,17 +202,17 @@ class RequestMetrics(Sink):
         self._lookaheads = Table(meters, LOOKAHEADS)
         self._num_generated = 0  # not yet published: a record costs more than the rest of an event
         self.last_progress_s = -math.inf  # time.monotonic when any choice last got something
-        self._publish()
+        self.publish()
 
     def text(self) -> bytes:
         """Return all instruments in Prometheus' text format."""
-        self._publish()
+        self.publish()
         return self._meters.text()
 
     def set_load(self, num_running: int, num_waiting: int) -> None:
         """Take in how many requests run and wait now."""
         self._now.num_running, self._now.num_waiting = num_running, num_waiting
-        self._publish()
+        self.publish()
 
     @property
     def load(self) -> tuple[int, int]:
@@ -225,13 +222,7 @@ class RequestMetrics(Sink):
     def set_refused(self, is_refused: bool) -> None:
         """Take in whether the newest `user_config` was refused."""
         self._now.is_refused = is_refused
-        self._publish()
-
-    async def publish_forever(self, period_s: float = _PUBLISH_PERIOD_S) -> None:
-        """Set all gauges every `period_s` seconds, for a mirror that forgets old ones. Endless."""
-        while True:
-            await asyncio.sleep(period_s)
-            self._publish()
+        self.publish()
 
     def tokens(self, choice: int, delta: Delta) -> None:
         """See `Sink.tokens`; those of requests that fail or are left count too."""
@@ -270,7 +261,8 @@ class RequestMetrics(Sink):
         """Note that a request was refused before it had a choice to observe."""
         self._events.failure.add(code=code)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Write what is not written at once: the present state, and the tokens since the last."""
         self._events.generated.add(self._num_generated)
         self._num_generated = 0
         self._state.follow(self._now)

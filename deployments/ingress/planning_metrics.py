@@ -8,23 +8,17 @@ on the same machine.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deployments.serve.instruments import Meters
 from deployments.serve.metrics import Metric, Table, counter, gauge
-from router.comparing.comparison import ReplayCounts
+from router.comparing import ReplayCounts
 from router.gains import Gain, PlannerStats
 from router.ports import TaskClass
 
 logger = logging.getLogger(__name__)
-
-_PUBLISH_PERIOD_S = 1.0
-_LINE_PERIOD_S = 60.0
-
 
 Gains = Callable[[], Mapping[TaskClass, Gain]]
 
@@ -162,18 +156,6 @@ class PlanningMetrics:
     def publish(self) -> None:
         """Write all instruments as the planner stands now. Idempotent."""
         self._table.follow(_Planner(self._stats, self._gains(), self._replays))
-
-    async def publish_forever(
-        self, period_s: float = _PUBLISH_PERIOD_S, line_period_s: float = _LINE_PERIOD_S
-    ) -> None:
-        """Publish every `period_s` seconds, and log every `line_period_s`. Endless."""
-        logged_at_s = time.monotonic()
-        while True:
-            await asyncio.sleep(period_s)
-            self.publish()
-            if time.monotonic() - logged_at_s >= line_period_s:
-                logged_at_s = time.monotonic()
-                self.log_gain()
 
     def log_gain(self) -> None:
         """Log what drafting gains where rounds were made since the last line and it is known."""

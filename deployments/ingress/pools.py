@@ -9,8 +9,8 @@ once. Runs in the event loop of a Serve replica (or of a driver, in tests).
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -112,21 +112,17 @@ class ServePool(Generic[Request, Reply]):
         self._links = links
         self._reply_type = reply_type
         self._vocabulary = vocabulary
+        self._prefix_key = ""
 
-    async def lease(
-        self, session_id: str, *, timeout_s: float, prefix_key: str = ""
-    ) -> ServeLease[Request, Reply]:
-        """See `router.ports.Pool.lease`. Asks again until `timeout_s` when replicas refuse.
-
-        Texts of the same `prefix_key` prefer the same replica, see `serve/lease_router.py`.
-        """
+    async def lease(self, session_id: str, *, timeout_s: float) -> ServeLease[Request, Reply]:
+        """See `router.ports.Pool.lease`. Asks again until `timeout_s` when replicas refuse."""
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         refusal = "others start, or do not answer"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        return await self._lease_once(session_id, prefix_key)
+                        return await self._lease_once(session_id)
                     except (*CALL_ERRORS, StopAsyncIteration) as error:
                         refusal = first_line(error)
                     except _Refused as error:
@@ -139,9 +135,9 @@ class ServePool(Generic[Request, Reply]):
                 raise Unavailable(f"{complaint}: all replicas are busy; {refusal}") from None
             raise NoReplica(f"{complaint}: {refusal}") from None
 
-    async def _lease_once(self, session_id: str, prefix_key: str) -> ServeLease[Request, Reply]:
+    async def _lease_once(self, session_id: str) -> ServeLease[Request, Reply]:
         request = LeaseRequest(
-            session_id=session_id, public_key=self._links.public_key, prefix_key=prefix_key
+            session_id=session_id, public_key=self._links.public_key, prefix_key=self._prefix_key
         )
         stream = cast("DeploymentResponseGenerator[Any]", self._lease_handle.remote(request))
         try:
@@ -163,22 +159,10 @@ class PlacedServePool(ServePool[EngineRequest, EngineReply]):
     """Implements `router.ports.PlacedPool`: leases prefer a replica by how the text begins."""
 
     def near(self, prefix_key: str) -> EnginePool:
-        """See `router.ports.PlacedPool.near`."""
-        return _NearPool(self, prefix_key)
-
-
-@dataclass(frozen=True, slots=True)
-class _NearPool:
-    """Implements `router.ports.EnginePool` for texts of one beginning."""
-
-    pool: PlacedServePool
-    prefix_key: str
-
-    async def lease(
-        self, session_id: str, *, timeout_s: float
-    ) -> ServeLease[EngineRequest, EngineReply]:
-        """See `router.ports.Pool.lease`."""
-        return await self.pool.lease(session_id, timeout_s=timeout_s, prefix_key=self.prefix_key)
+        """See `router.ports.PlacedPool.near` and `serve/lease_router.py`."""
+        near = copy.copy(self)
+        near._prefix_key = prefix_key
+        return near
 
 
 def engine_pool(

@@ -30,7 +30,7 @@ from deployments.ingress.service import MetricsElsewhere, RouterService, TargetF
 from deployments.link.client import LinkClient
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.page import Page, ReplicaPages, replica_name
+from deployments.serve.page import Page, replica_name, text_of
 from deployments.serve.private import root_url
 from deployments.serve.timed_names import avoided
 from deployments.serve.watchdog import start_watchdog
@@ -39,6 +39,7 @@ from models.fetch.hub import bring
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
 
 _READY_PAUSE_S = 0.5
+_PAGES_TIMEOUT_S = 2.0  # for the metrics of engines and constraint replicas
 _READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiting for longer
 
 
@@ -80,16 +81,15 @@ class Router:
             drafts={pool: engines(handle) for pool, handle in drafts.items()},
             constraint=constraint_pool(constraint, self._links),
             facts=facts,
-            elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),
+            elsewhere=MetricsElsewhere(
+                ray_mirror, partial(text_of, others, timeout_s=_PAGES_TIMEOUT_S)
+            ),
         )
         self._service.losses.on_lost = avoided().add
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._announce()),
-            loop.create_task(self._service.metrics.publish_forever()),
-            loop.create_task(self._service.planning.publish_forever()),
-            loop.create_task(self._service.loss_metrics.publish_forever()),
-            loop.create_task(self._service.traffic.log_forever()),
+            loop.create_task(self._service.publish_forever()),
         ]
 
     def __serve_build_asgi_app__(self) -> Starlette:
@@ -125,7 +125,7 @@ class Router:
 
     async def health_status(self) -> HealthStatus:
         """Return this replica's answer to GET /health, for the monitor."""
-        return await self._service.http.health_status()
+        return await self._service.http.health.check()
 
     async def __del__(self) -> None:
         for task in self._tasks:
@@ -136,7 +136,7 @@ class Router:
     async def _announce(self) -> None:
         """Log once how to reach the service, when it has answered for the first time."""
         end = time.monotonic() + _READY_LIMIT_S
-        while not (await self._service.http.health.check()).is_healthy:
+        while (await self._service.http.health.check()).status != "ok":
             if time.monotonic() > end:
                 return
             await asyncio.sleep(_READY_PAUSE_S)

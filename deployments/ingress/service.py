@@ -5,20 +5,21 @@ It knows neither Ray nor sockets.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, no_spans
-from deployments.api.keys import ApiKeys
+from deployments.api.keys import ApiKeys, Tenant
 from deployments.api.observer import Sink
 from deployments.api.requests import ServedModel
 from deployments.api.schemas.sampling_defaults import sampling_defaults
-from deployments.api.tenants import Tenant
 from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.capture import Capture, CapturingGenerator
@@ -43,6 +44,8 @@ from router.types import GenerationRequest
 
 logger = logging.getLogger("ray.serve")
 
+_PUBLISH_PERIOD_S = 1.0
+_PERIODS_PER_LINE = 60
 _HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
 
 
@@ -138,7 +141,7 @@ class RouterService:
         self.traffic = TrafficLine(lambda: self.metrics.load)
         planner = services.planner
         self.planning = PlanningMetrics(
-            meters, planner.stats, planner.gain, services.comparison.counts
+            meters, planner.stats, planner.gains.by_task, services.comparison.counts
         )
         self.losses = services.losses
         self.loss_metrics = LossMetrics(meters, services.losses)
@@ -162,7 +165,7 @@ class RouterService:
             sinks_of=self._sinks_of,
             metrics=self._metrics_page,
             other_metrics=elsewhere.others,
-            health=self._health(tokenizer),
+            health=self._health(tokenizer, config.model_name),
             api_keys=keys,
             check_grammar=None if constraint is None else self._generator.check_grammar,
             body_limit_bytes=config.body_limit_bytes,
@@ -170,11 +173,12 @@ class RouterService:
             transport=config.http,
         )
 
-    def _health(self, tokenizer: Tokenizer) -> HealthProbe:
+    def _health(self, tokenizer: Tokenizer, model: str) -> HealthProbe:
         """Return a probe that takes no slot: a full router may well have a target that answers."""
         return HealthProbe(
             self._generator,
             tokenizer,
+            model,
             timeout_s=_HEALTH_TIMEOUT_S,
             last_progress_s=lambda: self.metrics.last_progress_s,
         )
@@ -205,9 +209,23 @@ class RouterService:
             self.traffic.refused(error.code)
             raise
 
+    def publish(self) -> None:
+        """Write all metrics as they stand now; what fails is logged, and the rest is written."""
+        _run_all(self.metrics.publish, self.planning.publish, self.loss_metrics.publish)
+
+    async def publish_forever(self, period_s: float = _PUBLISH_PERIOD_S) -> None:
+        """Publish every `period_s` seconds, for a mirror that forgets old values. Endless.
+
+        The lines of the log about gains and traffic come once in `_PERIODS_PER_LINE` such periods.
+        """
+        for number in count(1):
+            await asyncio.sleep(period_s)
+            self.publish()
+            if number % _PERIODS_PER_LINE == 0:
+                _run_all(self.planning.log_gain, self.traffic.log)
+
     def _metrics_page(self) -> bytes:
-        self.planning.publish()
-        self.loss_metrics.publish()
+        self.publish()
         return self.metrics.text()
 
     def set_limits(self, config: RouterConfig) -> None:
@@ -224,6 +242,14 @@ class RouterService:
             queue_wait_s=config.timeouts.queue_wait_s,
             reserved=config.reserved_sessions,
         )
+
+
+def _run_all(*steps: Callable[[], None]) -> None:
+    for step in steps:
+        try:
+            step()
+        except Exception:
+            logger.exception("metrics: a step failed, the others go on")
 
 
 def served_model(

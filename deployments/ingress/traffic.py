@@ -6,7 +6,6 @@ count when a request ends. A minute in which nothing happened leaves no line.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -17,8 +16,6 @@ from deployments.api.observer import Sink
 from router.types import Finished
 
 logger = logging.getLogger(__name__)
-
-_LINE_PERIOD_S = 60.0
 
 
 @dataclass(slots=True)
@@ -76,12 +73,6 @@ class TrafficLine(Sink):
     def refused(self, code: str) -> None:
         """Note that a request was refused before it had a choice to observe."""
         self._sums.failures[code] += 1
-
-    async def log_forever(self, period_s: float = _LINE_PERIOD_S) -> None:
-        """Write a line every `period_s` seconds. Endless."""
-        while True:
-            await asyncio.sleep(period_s)
-            self.log()
 
     def log(self) -> None:
         """Write the line of the time since the last one, if anything happened."""

@@ -1,18 +1,21 @@
-"""A session's bounded queue of replies in an event loop, as every `Channel` here needs one.
+"""A session's bounded queue of replies in an event loop, and a lease that holds a channel.
 
-When its reader does not keep up the oldest reply is dropped, as a lossy link would. The protocol
-asks again. Marking it lost wakes the reader at once.
+Every `Channel` here needs such a queue. When its reader does not keep up the oldest reply is
+dropped, as a lossy link would. The protocol asks again. Marking it lost wakes the reader at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from models.protocol.errors import LinkLost, LossReason
+from models.protocol.messages import LeaseGrant
 
 Reply = TypeVar("Reply")
+Channel = TypeVar("Channel")
 
 _MAX_UNREAD_REPLIES = 1024  # per session; run_on streams at most a few hundred ahead
 
@@ -65,3 +68,24 @@ class Mailbox(Generic[Reply]):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class HeldLease(Generic[Channel]):
+    """Implements `router.ports.Lease`.
+
+    Args:
+        grant: of the replica.
+        channel: to it.
+        end: gives the lease back; called once.
+    """
+
+    def __init__(self, grant: LeaseGrant, channel: Channel, end: Callable[[], None]) -> None:
+        self.grant = grant
+        self.channel = channel
+        self._end: Callable[[], None] | None = end
+
+    async def release(self) -> None:
+        """See `router.ports.Lease.release`."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 
 from deployments.engine.loop import Engine
-from deployments.local.pool import LocalChannel, LocalLease
+from deployments.link.mailbox import HeldLease
+from deployments.local.pool import LocalChannel
 from models.protocol.errors import Unavailable
 from models.protocol.messages import (
     Endpoint,
@@ -25,6 +26,7 @@ from models.protocol.messages import (
     LeaseGrant,
     Verdict,
 )
+from router.ports import EngineLease
 
 # A reply reaches its session and comes back as a message within some six turns of the event loop.
 _QUIET_TURNS = 12
@@ -53,9 +55,7 @@ class InlinePool:
         self._sessions: set[str] = set()
         self._busy: set[str] = set()  # sessions that wait for an answer of this engine
 
-    async def lease(
-        self, session_id: str, *, timeout_s: float
-    ) -> LocalLease[EngineRequest, EngineReply]:
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
         """See `router.ports.Pool.lease`. Always at once, until the device has failed or closed."""
         self._device.check()
         self._sessions.add(session_id)
@@ -69,7 +69,7 @@ class InlinePool:
             channel.mailbox.mark_lost("the lease was released")
             self.engine.close(session_id)
 
-        return LocalLease(self.grant, channel, release)
+        return HeldLease(self.grant, channel, release)
 
     @property
     def session_ids(self) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.api.choices import finished_together
-from deployments.api.writing.choice_probabilities import ChoiceProbability, probabilities_of
+from deployments.api.schemas.logprobs import ChoiceProbability, probabilities_of, ranked
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import unpack
 from models.text.tokenizer import Tokenizer
@@ -100,6 +100,7 @@ def request_output(
     first = answers[0]
     ends = [answer.end for answer in answers if answer.end is not None]
     assert len(ends) == len(answers), f"{len(ends)} of {len(answers)} answers have ended"
+    pairs = zip(answers, ends, strict=True)
     together = finished_together(ends)
     of_prompt: list[Logprobs | None] | None = None
     if first.of_prompt is not None:
@@ -109,16 +110,10 @@ def request_output(
         prompt=prompt,
         prompt_token_ids=list(first.request.prompt_ids),
         prompt_logprobs=of_prompt,
-        outputs=[_output(i, answer, end, tokenizer) for i, (answer, end) in _paired(answers, ends)],
+        outputs=[_output(i, answer, end, tokenizer) for i, (answer, end) in enumerate(pairs)],
         num_cached_tokens=together.num_cached_tokens,
         metrics=together.speculation,
     )
-
-
-def _paired(
-    answers: Sequence[Answer], ends: Sequence[Finished]
-) -> enumerate[tuple[Answer, Finished]]:
-    return enumerate(zip(answers, ends, strict=True))
 
 
 def _output(index: int, answer: Answer, end: Finished, tokenizer: Tokenizer) -> CompletionOutput:
@@ -138,10 +133,7 @@ def _output(index: int, answer: Answer, end: Finished, tokenizer: Tokenizer) -> 
 
 
 def _named(entry: TokenLogprobs, tokenizer: Tokenizer) -> Logprobs:
-    ranked = [(token, logprob, i + 1) for i, (token, logprob) in enumerate(entry.top)]
-    if all(token != entry.token for token, _, _ in ranked):
-        ranked.append((entry.token, entry.logprob, entry.rank))
     return {
         token: Logprob(logprob, rank, tokenizer.token_bytes(token).decode(errors="replace"))
-        for token, logprob, rank in ranked
+        for token, logprob, rank in ranked(entry)
     }

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from deployments.constraint.failures import failed
 from deployments.constraint.reward_workers import RewardWorkers
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
-from deployments.link.mailbox import Mailbox
+from deployments.link.mailbox import HeldLease, Mailbox
 from models.grammar.masks import GrammarHandler
 from models.protocol.errors import Unavailable
 from models.protocol.messages import (
@@ -32,6 +32,7 @@ from models.protocol.messages import (
     LeaseGrant,
 )
 from models.protocol.rewards import RewardScore
+from router.ports import ConstraintLease, EngineLease
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 _MAX_INBOX = 65536  # messages; beyond it the oldest is lost, as on a link
+_IDLE_TIMEOUT_S = 600.0  # leases of sessions that are silent for longer end
 _JOIN_S = 10.0
 
 
@@ -62,26 +64,6 @@ class LocalChannel(Generic[Request, Reply]):
     def peek(self) -> Reply | None:
         """See `router.ports.Channel.peek`."""
         return self.mailbox.peek()
-
-
-class LocalLease(Generic[Request, Reply]):
-    """Implements `router.ports.Lease`."""
-
-    def __init__(
-        self,
-        grant: LeaseGrant,
-        channel: LocalChannel[Request, Reply],
-        on_release: Callable[[], None],
-    ) -> None:
-        self.grant = grant
-        self.channel = channel
-        self._on_release: Callable[[], None] | None = on_release
-
-    async def release(self) -> None:
-        """See `router.ports.Lease.release`."""
-        on_release, self._on_release = self._on_release, None
-        if on_release is not None:
-            on_release()
 
 
 class _LocalPort:
@@ -123,8 +105,6 @@ class LocalEnginePool:
         engine: a draft or target engine; the pool's thread owns it from `start` on.
         epoch: the epoch the engine was made with.
         max_model_len, kv_cache_tokens: published in the grant.
-        max_sessions: leases at a time; a further one waits for its turn.
-        idle_timeout_s: leases of sessions silent for longer end.
     """
 
     def __init__(
@@ -134,8 +114,6 @@ class LocalEnginePool:
         epoch: int,
         max_model_len: int,
         kv_cache_tokens: int = 0,
-        max_sessions: int = 256,
-        idle_timeout_s: float = 600.0,
     ) -> None:
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="local", public_key="", epoch=epoch),
@@ -145,29 +123,18 @@ class LocalEnginePool:
         )
         self.engine = engine
         self._port = _LocalPort()
-        self._loop = EngineLoop(engine, self._port, idle_timeout_s=idle_timeout_s)
-        self._places = asyncio.Semaphore(max_sessions)
+        self._loop = EngineLoop(engine, self._port, idle_timeout_s=_IDLE_TIMEOUT_S)
         self._outbox: list[tuple[object, EngineRequest]] = []
         self._channels: set[LocalChannel[EngineRequest, EngineReply]] = set()
         self._lost: str | None = None
         self._thread: threading.Thread | None = None
 
-    async def lease(
-        self, session_id: str, *, timeout_s: float
-    ) -> LocalLease[EngineRequest, EngineReply]:
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
         """See `router.ports.Pool.lease`."""
         if self._lost is not None:
             raise Unavailable(self._lost)
         self._start()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._places.acquire()
-        except TimeoutError:
-            raise Unavailable(f"no free place on the engine within {timeout_s:g} s") from None
-        if self._lost is not None:  # while this one waited
-            self._places.release()
-            raise Unavailable(self._lost)
-        lease_id = self._loop.admit(session_id)
+        lease_id = self._loop.leases.grant(session_id)
         channel: LocalChannel[EngineRequest, EngineReply] = LocalChannel(self._forward)
         self._channels.add(channel)
 
@@ -176,9 +143,8 @@ class LocalEnginePool:
             self._channels.discard(channel)
             channel.mailbox.mark_lost("the lease was released")
             self._loop.release(session_id, lease_id)
-            self._places.release()
 
-        return LocalLease(self.grant, channel, release)
+        return HeldLease(self.grant, channel, release)
 
     def stats(self) -> LoopStats:
         """Counters of the engine's loop."""
@@ -269,9 +235,7 @@ class LocalConstraintPool:
         self._channels: set[LocalChannel[ConstraintRequest, ConstraintReply]] = set()
         self._lost: str | None = None
 
-    async def lease(
-        self, session_id: str, *, timeout_s: float
-    ) -> LocalLease[ConstraintRequest, ConstraintReply]:
+    async def lease(self, session_id: str, *, timeout_s: float) -> ConstraintLease:
         """See `router.ports.Pool.lease`."""
         if self._lost is not None:
             raise Unavailable(self._lost)
@@ -282,7 +246,7 @@ class LocalConstraintPool:
             self._channels.discard(channel)
             channel.mailbox.mark_lost("the lease was released")
 
-        return LocalLease(self.grant, channel, release)
+        return HeldLease(self.grant, channel, release)
 
     def begin_rewards(self) -> None:
         """Start the process of rewards now; if not, the first question does."""

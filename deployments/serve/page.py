@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,8 +25,6 @@ from deployments.serve.private import replica_results
 
 logger = logging.getLogger("ray.serve")
 
-_TIMEOUT_S = 2.0
-
 Page = tuple[str, bytes]  # a replica's id, its own metrics in Prometheus' text format
 
 
@@ -36,20 +34,6 @@ def replica_name() -> str:
         return serve.get_replica_context().replica_id.unique_id
     except RayServeException:
         return ""
-
-
-class ReplicaPages:
-    """Asks every replica of the deployments of `handles` for its `metrics_page`."""
-
-    def __init__(self, handles: Sequence[DeploymentHandle[Any]]) -> None:
-        self._handles = handles
-
-    async def text(self) -> bytes:
-        """Return all their metrics, labelled by replica.
-
-        It takes at most two seconds and never raises.
-        """
-        return await text_of(self._handles, timeout_s=_TIMEOUT_S)
 
 
 async def text_of(handles: Iterable[DeploymentHandle[Any]], *, timeout_s: float) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from loadtest.client.cases import closed_object
 from loadtest.client.http import open_client
 from loadtest.client.thread import LoadThread
 
@@ -197,7 +198,7 @@ def ordinary_schema(model: str, num_fields: int = 480) -> Attack:
         {"enum": ["red", "green", "blue", None]},
     )
     fields = {f"ordinary_field_{i:03}": dict(kinds[i % len(kinds)]) for i in range(num_fields)}
-    return _constrained(model, "ordinary schema", _object(fields))
+    return _constrained(model, "ordinary schema", closed_object(**fields))
 
 
 def refusal_complaint(attack: Attack, status: int, content: str) -> str:
@@ -225,14 +226,14 @@ def refusal_complaint(attack: Attack, status: int, content: str) -> str:
 
 def _steps(number: int) -> dict[str, Any]:
     """Distinct `multipleOf`: an automaton of as many states each."""
-    return _object(
-        {f"v{i}": {"type": "integer", "multipleOf": 9_000 - 41 * number - i} for i in range(6)}
+    return closed_object(
+        **{f"v{i}": {"type": "integer", "multipleOf": 9_000 - 41 * number - i} for i in range(6)}
     )
 
 
 def _long_arrays(number: int) -> dict[str, Any]:
-    return _object(
-        {
+    return closed_object(
+        **{
             f"a{i}": {"type": "array", "items": {"type": "integer"}, "maxItems": 900 + number + i}
             for i in range(6)
         }
@@ -241,21 +242,12 @@ def _long_arrays(number: int) -> dict[str, Any]:
 
 def _nested_repeats(number: int) -> dict[str, Any]:
     pattern = f"^((a{{1,{30 + number % 20}}}b){{1,40}}c){{1,{40 + number}}}$"
-    return _object({"text": {"type": "string", "pattern": pattern}})
+    return closed_object(text={"type": "string", "pattern": pattern})
 
 
 def _wide_pattern(number: int) -> dict[str, Any]:
     pattern = f"^(.*x.{{{40 + number}}}y|[^q]*z.{{{30 + number}}})$"
-    return _object({"text": {"type": "string", "pattern": pattern}})
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return closed_object(text={"type": "string", "pattern": pattern})
 
 
 def _constrained(model: str, name: str, schema: dict[str, Any]) -> Attack:

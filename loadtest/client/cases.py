@@ -92,25 +92,24 @@ def probe_case(number: int) -> Case:
 
 def order_list_schema(key: str, num_orders: int) -> Schema:
     """Return an object whose one property `key` lists exactly `num_orders` orders."""
-    order: Schema = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "customer": {"type": "string", "maxLength": 12},
-            "item": {"type": "string", "maxLength": 16},
-            "quantity": {"type": "integer", "minimum": 0, "maximum": 999},
-            "price": {"type": "integer", "minimum": 0, "maximum": 999},
-            "city": {"enum": ["Delhi", "Oslo", "Lima", "Madrid", "elsewhere"]},
-        },
-        "required": ["customer", "item", "quantity", "price", "city"],
-    }
+    order = closed_object(
+        customer={"type": "string", "maxLength": 12},
+        item={"type": "string", "maxLength": 16},
+        quantity={"type": "integer", "minimum": 0, "maximum": 999},
+        price={"type": "integer", "minimum": 0, "maximum": 999},
+        city={"enum": ["Delhi", "Oslo", "Lima", "Madrid", "elsewhere"]},
+    )
+    listed = {"type": "array", "items": order, "minItems": num_orders, "maxItems": num_orders}
+    return closed_object(**{key: listed})
+
+
+def closed_object(**properties: Any) -> Schema:
+    """Return the schema of an object that has these properties, all of them and no others."""
     return {
         "type": "object",
+        "properties": properties,
+        "required": list(properties),
         "additionalProperties": False,
-        "properties": {
-            key: {"type": "array", "items": order, "minItems": num_orders, "maxItems": num_orders}
-        },
-        "required": [key],
     }
 
 

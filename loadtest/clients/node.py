@@ -6,53 +6,34 @@ has one. Where Node or npm is missing these clients are skipped, which is no fai
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.clients.processes import path_of, run_bounded
-from loadtest.clients.venvs import INSTALL_TIMEOUT_S, NotInstallable
+from loadtest.clients.processes import path_of
+from loadtest.clients.venvs import ensured
 
 _MODULES = "node_modules"
-_READY = "installed.txt"
 
 
 def ensured_modules(folder: Path, name: str, requirements: Sequence[str]) -> Path:
-    """Return a folder whose `node_modules` has the packages; an old one is reused.
+    """Return a folder whose `node_modules` has the packages, as `ensured` does.
 
     Raises:
         NotHere: there is no Node or no npm.
         NotInstallable: npm failed or took too long; with its last error.
     """
-    npm, asked = path_of("npm"), "\n".join(requirements)
+    npm = path_of("npm")
     path_of("node")
-    plain = re.sub(r"[^\w-]+", "-", name).strip("-")
-    place = folder / f"{plain}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-    if (place / _READY).exists():
-        return place
-    place.mkdir(parents=True, exist_ok=True)
     # No program of a package's runs while it is installed.
-    command = [
-        npm,
-        "install",
-        "--prefix",
-        str(place),
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-    ]
-    # npm wants the caller's settings: registry, proxies, certificates.
-    ended = run_bounded(
-        [*command, *requirements], environment=os.environ, folder=place, timeout_s=INSTALL_TIMEOUT_S
+    options = ["--ignore-scripts", "--no-audit", "--no-fund"]
+    return ensured(
+        folder,
+        name,
+        requirements,
+        lambda place: [[npm, "install", "--prefix", str(place), *options, *requirements]],
     )
-    if why := ended.why(INSTALL_TIMEOUT_S):
-        raise NotInstallable(f"not installed: {why}")
-    (place / _READY).write_text(f"{asked}\n", encoding="utf-8")
-    return place
 
 
 def module_version(place: Path, package: str) -> str:

@@ -1,4 +1,4 @@
-"""Results of a client's run: checks by name, and their form in a table and in a record.
+"""Results of a client's run: checks by name, and their form in a record.
 
 A check that `needs` something this server lacks is neither passed nor failed until it passes.
 """
@@ -6,10 +6,9 @@ A check that `needs` something this server lacks is neither passed nor failed un
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-_MAX_LINE = 160  # characters of a reason in the table and the record
+_MAX_LINE = 160  # characters of a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class ClientResult:
 
 
 def first_line(text: str) -> str:
-    """Return the first line with text, cut to a length for tables."""
+    """Return the first line with text, cut to a length for records."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
 
@@ -113,33 +112,3 @@ def _json_object(line: str) -> dict[str, object]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def table(results: Sequence[ClientResult]) -> str:
-    """Return a line per client, with the reasons below it if it did not pass."""
-    rows = [("client", "version", "passed", "failed", "not served yet")]
-    notes: list[list[str]] = [[]]
-    for result in results:
-        num_failed = sum(check.failed for check in result.checks)
-        rows.append(
-            (
-                result.name,
-                result.version or "-",
-                f"{sum(check.ok for check in result.checks)} of {len(result.checks)}",
-                str(num_failed) if not result.trouble else f"{num_failed}!",
-                _counted(check.needs for check in result.checks if check.is_lacking),
-            )
-        )
-        notes.append([*result.failures, *([result.skipped] if result.skipped else [])])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row, reasons in zip(rows, notes, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join(cells).rstrip())
-        lines.extend(f"    {reason}" for reason in reasons)
-    return "\n".join(lines)
-
-
-def _counted(needs: Iterable[str]) -> str:
-    listed = list(needs)
-    return ", ".join(f"{listed.count(name)} ({name})" for name in sorted(set(listed))) or "0"

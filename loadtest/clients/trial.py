@@ -19,7 +19,7 @@ import httpx
 from loadtest.clients.catalog import CLIENTS, Client, Target, let_pages_in
 from loadtest.clients.node import ensured_modules
 from loadtest.clients.processes import NotHere
-from loadtest.clients.results import ClientResult, table
+from loadtest.clients.results import ClientResult
 from loadtest.clients.run_client import check_programs, run_client
 from loadtest.clients.venvs import NotInstallable, default_folder, ensured_venv
 from loadtest.report.machine import ROOT
@@ -44,7 +44,9 @@ class Tried(Event):
         result = self._result(scene)
         scene.problems += result.failures
         scene.notes |= result.to_dict()
-        print(table([result]), flush=True)
+        lacking = (f"not served yet: {name}" for name in result.lacking)
+        for note in filter(None, (result.skipped, *lacking)):
+            print(f"{result.name}: {note}", flush=True)
         return {
             "passed": sum(check.ok for check in result.checks),
             "checks": len(result.checks),

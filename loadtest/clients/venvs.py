@@ -1,23 +1,23 @@
-"""A virtual environment for each client, made once per set of requirements and then kept."""
+"""A folder for each client, made once per set of requirements and then kept."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadtest.clients.processes import run_bounded
 
-CREATE_TIMEOUT_S = 120.0
-INSTALL_TIMEOUT_S = 1200.0  # GuideLLM brings torch
+_INSTALL_TIMEOUT_S = 1200.0  # GuideLLM brings torch
 _VERSION_TIMEOUT_S = 30.0
 _READY = "installed.txt"
 
 
 class NotInstallable(Exception):
-    """pip could not install a client here."""
+    """A client could not be installed here."""
 
 
 def default_folder() -> Path:
@@ -26,25 +26,50 @@ def default_folder() -> Path:
     return Path(cache) / "outrider" / "clients"
 
 
-def ensured_venv(folder: Path, name: str, requirements: Sequence[str]) -> Path:
-    """Return the `bin` of an environment that has the requirements; an old one is reused.
+def ensured(
+    folder: Path, name: str, asked: Sequence[str], commands: Callable[[Path], Sequence[list[str]]]
+) -> Path:
+    """Return a folder of the client in which the commands have ended well; an old one is reused.
+
+    Args:
+        folder: of all clients.
+        name: of the client.
+        asked: what is installed; other words make another folder, and none is changed or removed.
+        commands: what installs it, given its folder.
 
     Raises:
-        NotInstallable: no environment, or pip failed or took too long; with pip's last error.
+        NotInstallable: one failed or took too long; with its last error.
     """
-    asked = "\n".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *requirements])
-    # Other requirements make another environment: none is ever changed or removed.
-    place = folder / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-    bin_folder = place / "bin"
-    ready = place / _READY
-    if ready.exists():
-        return bin_folder
+    text = "\n".join(asked)
+    plain = re.sub(r"[^\w-]+", "-", name).strip("-")
+    place = folder / f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if (place / _READY).exists():
+        return place
     place.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", str(place)], place, CREATE_TIMEOUT_S)
-    pip = [str(bin_folder / "python"), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-    _run([*pip, *requirements], place, INSTALL_TIMEOUT_S)
-    ready.write_text(f"{asked}\n", encoding="utf-8")
-    return bin_folder
+    # They want the caller's settings: indexes, registries, proxies, certificates.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    for command in commands(place):
+        ended = run_bounded(
+            command, environment=environment, folder=place, timeout_s=_INSTALL_TIMEOUT_S
+        )
+        if why := ended.why(_INSTALL_TIMEOUT_S):
+            raise NotInstallable(f"not installed: {why}")
+    (place / _READY).write_text(f"{text}\n", encoding="utf-8")
+    return place
+
+
+def ensured_venv(folder: Path, name: str, requirements: Sequence[str]) -> Path:
+    """Return the `bin` of an environment that has the requirements, as `ensured` does."""
+
+    def commands(place: Path) -> list[list[str]]:
+        python = str(place / "bin" / "python")
+        return [
+            [sys.executable, "-m", "venv", str(place)],
+            [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *requirements],
+        ]
+
+    version = f"python {sys.version_info.major}.{sys.version_info.minor}"
+    return ensured(folder, name, [version, *requirements], commands) / "bin"
 
 
 def installed_version(bin_folder: Path, package: str) -> str:
@@ -57,11 +82,3 @@ def installed_version(bin_folder: Path, package: str) -> str:
         timeout_s=_VERSION_TIMEOUT_S,
     )
     return ended.output.strip() if ended.status == 0 else ""
-
-
-def _run(command: Sequence[str], folder: Path, timeout_s: float) -> None:
-    # pip and venv want the caller's settings: indexes, proxies, certificates.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    ended = run_bounded(command, environment=environment, folder=folder, timeout_s=timeout_s)
-    if why := ended.why(timeout_s):
-        raise NotInstallable(f"not installed: {why}")

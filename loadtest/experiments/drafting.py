@@ -28,44 +28,6 @@ SPEED = Experiment(
     warm_s=3.0,
 )
 
-BATCHES = Experiment(
-    question="how much more do requests bring together than one at a time, without drafts",
-    workloads={"story": demo("story")},
-    ways={
-        "together": Way(k=0),
-        "one at a time": Way(k=0, batch=1),
-        "bare, together": Way(k=0, at="bare"),
-        "transformers, together": Way(k=0, at="transformers", texts=""),
-    },
-    batches=(4, 8),
-    measures=("tokens_per_s",),
-    goals=(Goal(way="together", to="one at a time", at_least=5.0, only={"batch": 8}),),
-    count=1,
-)
-
-TRANSFORMERS = Experiment(
-    question="how fast is ours beside assisted generation of transformers with the same draft",
-    workloads={"story": demo("story")},
-    ways={
-        **by_k((3, 5, 8)),
-        "transformers": Way(k=0, at="transformers", texts=""),
-        **{f"assisted k={k}": Way(k=k, at="transformers", texts="") for k in (3, 5, 8)},
-        "assisted heuristic": Way(at="transformers", texts=""),
-    },
-    stages=("engine", "http"),
-    measures=("tokens_per_s",),
-    goals=tuple(
-        Goal(
-            way="k=[1-9]*",
-            to="assisted *",
-            by="ratio to best",
-            at_least=goal,
-            only={"stage": stage},
-        )
-        for stage, goal in (("engine", 1.4), ("http", 1.25))
-    ),
-)
-
 HEADS = Experiment(
     question="what do heads on the demo's target bring over HTTP",
     workloads={kind: demo(kind) for kind in _KINDS},

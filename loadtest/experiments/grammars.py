@@ -7,52 +7,41 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from loadtest.client.cases import closed_object
 from loadtest.frame.claims import Goal
 from loadtest.frame.experiment import Experiment, Terms, Workload
 from loadtest.frame.runs import Ask
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import tokenizer_of
 from loadtest.fuzz.engines.grammars import random_schema
-from loadtest.matrix.schemas import bounded
+from loadtest.matrix.schemas import ORDERS, bounded
 
-_ORDERS = (
-    "Imogen from Delhi wants 6 blue lamps at $62.29 each.",
-    "Noah from Lima wants 2 red chairs at $15.50 each.",
-    "Sara from Oslo wants 14 small cups at $3.75 each.",
-    "Hugo from Porto wants 3 green boxes at $20.00 each.",
-)
+_ORDERS = (*ORDERS, "Hugo from Porto wants 3 green boxes at $20.00 each.")
 _SHORT_TEXT = {"type": "string", "maxLength": 40}
 _WHOLE = {"type": "integer", "minimum": 0, "maximum": 999}
 _SCHEMA_BYTES = 5_000
 
 
-def _object(**properties: object) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
 SCHEMAS: dict[str, dict[str, object]] = {
-    "order": _object(customer=_SHORT_TEXT, item=_SHORT_TEXT, quantity=_WHOLE, city=_SHORT_TEXT),
-    "long keys": _object(
+    "order": closed_object(
+        customer=_SHORT_TEXT, item=_SHORT_TEXT, quantity=_WHOLE, city=_SHORT_TEXT
+    ),
+    "long keys": closed_object(
         full_name_of_the_customer=_SHORT_TEXT,
         description_of_the_ordered_item=_SHORT_TEXT,
         quantity_that_was_ordered=_WHOLE,
         city_that_the_order_is_shipped_to=_SHORT_TEXT,
     ),
-    "enums": _object(
+    "enums": closed_object(
         customer=_SHORT_TEXT,
         shipping_method={"enum": ["standard delivery", "express delivery", "collection in shop"]},
         status={"enum": ["received", "processing", "completed"]},
         currency={"const": "US dollars"},
     ),
-    "nested": _object(
-        order=_object(
-            customer=_object(name=_SHORT_TEXT, address=_object(city=_SHORT_TEXT)),
-            line=_object(item=_SHORT_TEXT, quantity=_WHOLE),
+    "nested": closed_object(
+        order=closed_object(
+            customer=closed_object(name=_SHORT_TEXT, address=closed_object(city=_SHORT_TEXT)),
+            line=closed_object(item=_SHORT_TEXT, quantity=_WHOLE),
         )
     ),
 }
@@ -61,7 +50,7 @@ _LONG = {
     "type": "array",
     "minItems": 200,
     "maxItems": 200,
-    "items": _object(customer=_SHORT_TEXT, quantity=_WHOLE),
+    "items": closed_object(customer=_SHORT_TEXT, quantity=_WHOLE),
 }
 
 
@@ -79,7 +68,7 @@ def large_schema(rng: random.Random, num_bytes: int = _SCHEMA_BYTES) -> str:
     fields: dict[str, Any] = {}
     while True:
         fields[f"field_{len(fields)}"] = bounded(random_schema(rng))
-        text = json.dumps(_object(**fields))
+        text = json.dumps(closed_object(**fields))
         if len(text) >= num_bytes:
             return text
 

@@ -64,7 +64,7 @@ def _service(max_model_len: int, body_limit_bytes: int) -> HttpService:
     return HttpService(
         model=served_model(config, tokenizer, created=0),
         generator=generator,
-        health=HealthProbe(generator, tokenizer, timeout_s=5.0),
+        health=HealthProbe(generator, tokenizer, "m", timeout_s=5.0),
         body_limit_bytes=config.body_limit_bytes,
         send_timeout_s=config.timeouts.token_gap_s,
     )

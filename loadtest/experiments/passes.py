@@ -1,9 +1,9 @@
-"""Experiments on passes: their time by rows, next to their products, and at 8 and 4 bits."""
+"""Experiments on weights of 8 and 4 bits: speed, passes by rows next to their products, quality."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,52 +14,28 @@ from torch.nn.functional import cross_entropy
 from deployments.local.pair import local_config
 from loadtest.frame.claims import Goal
 from loadtest.frame.experiment import Experiment, Lines, Terms, Turn
-from loadtest.frame.passes import (
-    PassShape,
-    decode_shapes,
-    tables_for,
-    timed_pass,
-    timed_products,
-)
+from loadtest.frame.passes import decode_shapes, timed_shapes
 from loadtest.frame.prompts import read_kinds
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import demo
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.text.tokenizer import Tokenizer
-from router.drafters.draft_model import POOL
 
-_CONTEXTS = (300, 900)  # tokens before the rows
 _WINDOW = 256  # tokens
-_ROOM = {"max_model_len": 1024, "kv_cache_tokens": 64 * 320 + 1024}  # 64 sessions of the shorter
-_SECTION = {"target": "target", "draft": POOL}
+_ROOM = {"max_model_len": 1024, "kv_cache_tokens": 64 * 320 + 1024}  # 64 sessions
 
 
-def by_rows(part: str, context: int, way: Way) -> Lines:
-    """Return passes of every shape that a model has room for, after `context` tokens."""
+def by_rows(way: Way) -> Lines:
+    """Return passes of the target, of every shape that it has room for."""
 
     @contextmanager
     def lines(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]:
-        runner = _runner(terms, part, way)
-        shapes = decode_shapes(runner, context)
-        with _tables(runner, shapes) as timed:
-            yield {
-                shape.name: _both(timed(shape), timed_products(runner, shape)) for shape in shapes
-            }
+        runner = _runner(terms, way)
+        with timed_shapes(runner, decode_shapes(runner)) as turns:
+            yield turns
 
     return lines
-
-
-def _both(whole: Callable[[], float], products: Callable[[], float]) -> Turn:
-    def turn() -> Mapping[str, float]:
-        pass_ms, products_ms = whole(), products()
-        return {
-            "pass_ms": pass_ms,
-            "products_ms": products_ms,
-            "to_products": pass_ms / products_ms,
-        }
-
-    return turn
 
 
 def quality(by_name: Mapping[str, Way]) -> Lines:
@@ -76,7 +52,7 @@ def quality(by_name: Mapping[str, Way]) -> Lines:
         found: dict[str, dict[str, float]] = {}
         first: list[int] = []
         for name, way in by_name.items():
-            runner = _runner(terms, "target", way)
+            runner = _runner(terms, way)
             loss, said = _predictions(runner, ids)
             first = first or said
             same = sum(one == other for one, other in zip(first, said, strict=True))
@@ -105,48 +81,9 @@ def _predictions(runner: ModelRunner, ids: Sequence[int]) -> tuple[float, list[i
     return float(torch.cat(losses).mean()), said
 
 
-@contextmanager
-def _tables(
-    runner: ModelRunner, shapes: list[PassShape]
-) -> Iterator[Callable[[PassShape], Callable[[], float]]]:
-    """Yield what makes a timed pass of one of the shapes; its blocks are freed at the end."""
-    tables = tables_for(runner, shapes)
-    try:
-        yield lambda shape: timed_pass(runner, shape, tables)
-    finally:
-        for table in tables:
-            table.free()
+def _runner(terms: Terms, way: Way) -> ModelRunner:
+    return ModelRunner(local_config(terms.models.tree(way)).models["target"])
 
-
-def _runner(terms: Terms, part: str, way: Way) -> ModelRunner:
-    return ModelRunner(local_config(terms.models.tree(way)).models[_SECTION[part]])
-
-
-PASSES = Experiment(
-    question="how long does a pass take by its rows, next to its matrix products alone",
-    lines={
-        f"{part} after {context} tokens": by_rows(part, context, Way())
-        for part in ("target", "draft")
-        for context in _CONTEXTS
-    },
-    goals=(
-        Goal(
-            way="1x6",
-            measure="to_products",
-            at_most=1.5,
-            only={"workload": "target after 300 tokens"},
-        ),
-        Goal(
-            way="1x6",
-            to="1x1",
-            measure="pass_ms",
-            at_most=1.25,
-            only={"workload": "target after 300 tokens"},
-        ),
-    ),
-    engine=_ROOM,
-    repeats=9,
-)
 
 _ROUNDED = {
     "plain": Way(k=0),
@@ -169,7 +106,7 @@ QUANTIZED = Experiment(
 QUANTIZED_PASSES = Experiment(
     question="how long does a pass take at 8 and at 4 bits, and how well does the model predict",
     lines={
-        **{name: by_rows("target", _CONTEXTS[0], way) for name, way in _ROUNDED.items()},
+        **{name: by_rows(way) for name, way in _ROUNDED.items()},
         "quality": quality(_ROUNDED),
     },
     goals=(Goal(way="1x6", to="1x1", measure="pass_ms", at_most=1.25),),

@@ -1,7 +1,7 @@
 """Experiments with llama.cpp and vLLM beside ours: the same prompts, weights and threads.
 
-Without `--llama-server` ours is measured alone. Beside engines llama.cpp is timed by its own clock,
-and beside HTTP by the client's. Run them with `--threads 1` and `--threads 2`.
+Without `--llama-server` ours is measured alone. llama.cpp is timed by its own clock. Run them with
+`--threads 1` and `--threads 2`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from loadtest.frame.claims import Goal
 from loadtest.frame.experiment import Experiment, Workload
+from loadtest.frame.llama import LOOKUPS
 from loadtest.frame.prompts import Prompt
 from loadtest.frame.ways import Way, name_of
 from loadtest.frame.workloads import chats, demo
@@ -20,12 +21,11 @@ from router.limits import SpeculationLimits
 
 _TASKS, _DEMO_TASKS = (Path(__file__).with_name(name) for name in ("tasks.json", "tasks_demo.json"))
 _REPEATING = ("json", "edits", "summaries")  # tasks whose answers repeat what they were given
-_LOOKUPS = ("ngram-simple 2/8", "ngram-simple 3/4", "ngram-simple 3/8", "ngram-mod 4")
 _MAX_MODEL_LEN = 1024
 
 
-def tasks_of(path: Path, names: Sequence[str] = ()) -> dict[str, Workload]:
-    """Return a workload for each task of a file, or for some of them."""
+def tasks_of(path: Path) -> dict[str, Workload]:
+    """Return a workload for each task of a file."""
     content: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
     return {
         task: chats(
@@ -33,36 +33,34 @@ def tasks_of(path: Path, names: Sequence[str] = ()) -> dict[str, Workload]:
             is_exact=False,
         )
         for task, texts in content.items()
-        if not names or task in names
     }
 
 
-def beside(
-    ks: Sequence[int], at: str, *, has_draft: bool, assisted: Sequence[int] = ()
-) -> dict[str, Way]:
-    """Return ours by k, then llama.cpp's ways, then transformers' assistants."""
-    ours = {f"ours k={k}": Way(k=k) for k in ks} | {"ours adaptive": Way()}
-    theirs = {f"llama draft k={k}": Way(k=k, at=at, texts="") for k in ks if has_draft}
-    lookups = {f"llama {name}": Way(k=0, at=at, drafter=name, texts="") for name in _LOOKUPS}
+def beside(ks: Sequence[int]) -> dict[str, Way]:
+    """Return ours by k, then llama.cpp's ways, then transformers' assistant."""
     return {
         "plain": Way(k=0),
-        **ours,
-        "plain llama": Way(k=0, at=at, texts="", like="plain"),
-        **theirs,
-        **lookups,
-        **{f"assisted k={k}": Way(k=k, at="transformers", texts="") for k in assisted},
+        **{f"ours k={k}": Way(k=k) for k in ks},
+        "ours adaptive": Way(),
+        "plain llama": Way(k=0, at="llama", texts="", like="plain"),
+        **{f"llama draft k={k}": Way(k=k, at="llama", texts="") for k in ks},
+        **{f"llama {name}": Way(k=0, at="llama", drafter=name, texts="") for name in LOOKUPS},
+        "assisted k=5": Way(k=5, at="transformers", texts=""),
     }
 
 
-def _best(goal: float, to: str = "llama *", **fields: Any) -> Goal:
-    fields = {"measure": "decode_tokens_per_s", **fields}
-    return Goal(way="ours *", to=to, by="ratio to best", at_least=goal, **fields)
-
-
-# A token's time of ours over llama.cpp's is llama.cpp's rate over ours.
-_PLAIN = Goal(way="plain llama", to="plain", measure="decode_tokens_per_s", at_most=1.15)
-_WITH_DRAFT = (_PLAIN, _best(1.4), _best(3.0, "assisted *", measure="tokens_per_s"))
-_WITHOUT = (_PLAIN, *(_best(1.0, only={"workload": task}) for task in _REPEATING))
+_WITH_DRAFT = (
+    # A token's time of ours over llama.cpp's is llama.cpp's rate over ours.
+    Goal(way="plain llama", to="plain", measure="decode_tokens_per_s", at_most=1.15),
+    Goal(
+        way="ours *",
+        to="llama *",
+        by="ratio to best",
+        measure="decode_tokens_per_s",
+        at_least=1.4,
+    ),
+    Goal(way="ours *", to="assisted *", by="ratio to best", at_least=3.0),
+)
 
 _SAME: Mapping[str, Any] = {
     "measures": ("decode_tokens_per_s", "tokens_per_s", "acceptance"),
@@ -80,7 +78,7 @@ _SAME: Mapping[str, Any] = {
 LLAMA_DEMO = Experiment(
     question="how fast is llama.cpp beside ours, with the demo pair",
     workloads=tasks_of(_DEMO_TASKS),
-    ways=beside((3, 5), "llama", has_draft=True, assisted=(5,)),
+    ways=beside((3, 5)),
     goals=_WITH_DRAFT,
     tokens=48,
     **_SAME,
@@ -89,21 +87,10 @@ LLAMA_DEMO = Experiment(
 LLAMA_349M = Experiment(
     question="how fast is llama.cpp beside ours, with a pair of 349M and 18M",
     workloads=tasks_of(_DEMO_TASKS),
-    ways=beside((3, 5, 8), "llama", has_draft=True, assisted=(5,)),
+    ways=beside((3, 5, 8)),
     goals=_WITH_DRAFT,
     pair="349m-18m",
     tokens=48,
-    **_SAME,
-)
-
-LLAMA_HTTP = Experiment(
-    question="how fast is llama.cpp beside ours over HTTP, with a real model and no draft model",
-    workloads=tasks_of(_TASKS),
-    ways=beside((3, 5, 8), "llama-http", has_draft=False),
-    stages=("http",),
-    goals=_WITHOUT,
-    pair="smollm2",
-    tokens=64,
     **_SAME,
 )
 
@@ -131,7 +118,7 @@ def _drafted(kind: str) -> dict[str, Way]:
     }
     theirs = {
         f"llama {kind} {name}": Way(k=0, at="llama", drafter=name, target=target, texts="")
-        for name in _LOOKUPS
+        for name in LOOKUPS
     }
     return ours | theirs
 

@@ -11,19 +11,13 @@ from loadtest.clients.trial import CLIENT_CHECKS
 from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
 from loadtest.experiments.ahead import AHEAD, AHEAD_SIMULATED
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
-from loadtest.experiments.drafting import BATCHES, HEADS, KINDS, KINDS_HEADS, SPEED, TRANSFORMERS
+from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
 from loadtest.experiments.gaps import GAPS
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.overhead import FIRST_TEXT, OVERHEAD
-from loadtest.experiments.passes import PASSES, QUANTIZED, QUANTIZED_PASSES
-from loadtest.experiments.peers import (
-    LLAMA_349M,
-    LLAMA_DEMO,
-    LLAMA_HTTP,
-    LLAMA_SMOLLM2,
-    VLLM,
-)
+from loadtest.experiments.passes import QUANTIZED, QUANTIZED_PASSES
+from loadtest.experiments.peers import LLAMA_349M, LLAMA_DEMO, LLAMA_SMOLLM2, VLLM
 from loadtest.experiments.rehearse import REHEARSE
 from loadtest.experiments.rolling import ROLLING
 from loadtest.experiments.same import SAME
@@ -43,17 +37,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     **AHEAD,
     "ahead-simulated": AHEAD_SIMULATED,
     "speed": SPEED,
-    "batches": BATCHES,
-    "transformers": TRANSFORMERS,
     "llama-demo": LLAMA_DEMO,
     "llama-349m": LLAMA_349M,
     "llama-smollm2": LLAMA_SMOLLM2,
-    "llama-http": LLAMA_HTTP,
     "vllm": VLLM,
     "turns": TURNS,
     "overhead": OVERHEAD,
     "first-text": FIRST_TEXT,
-    "passes": PASSES,
     "gaps": GAPS,
     "quantized": QUANTIZED,
     "quantized-passes": QUANTIZED_PASSES,

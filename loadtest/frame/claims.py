@@ -146,8 +146,13 @@ def cells(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
     """Group rows by their cell, and in a cell by their way."""
     grouped: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
-        grouped.setdefault(tuple(row[name] for name in CELL), {})[row["way"]] = row
+        grouped.setdefault(cell_of(row), {})[row["way"]] = row
     return grouped
+
+
+def cell_of(row: Row) -> tuple[Any, ...]:
+    """Return the cell of a row: its stage, workload and batch."""
+    return tuple(row[name] for name in CELL)
 
 
 def never_wrong(to_best: float = ADAPTIVE_TO_BEST, **fields: Any) -> tuple[Goal, Goal]:

@@ -16,11 +16,11 @@ from functools import partial
 from itertools import groupby, product, takewhile
 from typing import Any
 
-from loadtest.frame.claims import CELL, Claim, Goal
+from loadtest.frame.claims import CELL, Claim, Goal, cell_of
 from loadtest.frame.runs import MEASURES, Ask, Run
 from loadtest.frame.stages import Models, Opener, Stage
 from loadtest.frame.ways import PLAIN, Way
-from loadtest.report.interleaved import interleave
+from loadtest.report.interleaved import interleave, median_ratio
 from router.drafters.draft_model import POOL
 
 _WARM_UP_TOKENS = 16
@@ -192,7 +192,7 @@ def measure(
     """
     result = known or Result()
     result.extra["is_complete"] = False
-    done = {tuple(row[name] for name in CELL) for row in result.rows}
+    done = set(map(cell_of, result.rows))
     left = [cell for cell in experiment.places() if cell not in done]
     for name, cells in groupby(left, lambda cell: cell[0]):
         with ExitStack() as stack:
@@ -273,7 +273,7 @@ class _Turns:
     def run(self, stage: Stage, way: Way) -> Run:
         """Run the next turn of a way."""
         turn = self._turns[repr(way)] = self._turns.get(repr(way), 0) + 1
-        return stage.run(self._asks(turn), way, way.batch or self._batch)
+        return stage.run(self._asks(turn), way, self._batch)
 
     def fill(self, stage: Stage, way: Way, run_s: float) -> None:
         """Have as many requests as a way answers in `run_s`, at least two for each place.
@@ -294,10 +294,10 @@ class _Turns:
             replace(ask, max_tokens=min(_WARM_UP_TOKENS, ask.max_tokens), schema=None, eos_ids=())
             for ask in self._asks(0)[: self._batch]
         ]
-        stage.run(short, way, way.batch or self._batch)
+        stage.run(short, way, self._batch)
         passed_s = 0.0
         while (way.k is None or way.is_pinned) and passed_s < warm_s:
-            run = stage.run(self._asks(0), way, way.batch or self._batch)
+            run = stage.run(self._asks(0), way, self._batch)
             passed_s += max(one.ended_s for one in run.answers) - min(
                 one.began_s for one in run.answers
             )
@@ -360,7 +360,7 @@ def table(rows: Sequence[Mapping[str, Any]], base: str = PLAIN) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row["runs"]))
     if base not in {row["way"] for row in rows}:
         base = rows[0]["way"]
-    bases = {_cell(row): row["runs"][names[0]] for row in rows if row["way"] == base}
+    bases = {cell_of(row): row["runs"][names[0]] for row in rows if row["way"] == base}
     lines = [
         f"| where | way | {' | '.join(names)} | {f'times {base}' if base else ''} |",
         f"|---|---|{'---|' * (len(names) + 1)}",
@@ -368,20 +368,8 @@ def table(rows: Sequence[Mapping[str, Any]], base: str = PLAIN) -> list[str]:
     for row in rows:
         runs = row["runs"]
         figures = [f"{statistics.median(runs[name]):.4g}" if name in runs else "" for name in names]
-        below = bases.get(_cell(row))
-        ratio = "" if below is None else f"{_median_ratio(row['runs'][names[0]], below):.2f}"
-        where = ", ".join(map(str, _cell(row)))
+        below = bases.get(cell_of(row))
+        ratio = "" if below is None else f"{median_ratio(runs[names[0]], below):.2f}"
+        where = ", ".join(map(str, cell_of(row)))
         lines.append(f"| {where} | {row['way']} | {' | '.join(figures)} | {ratio} |")
     return lines
-
-
-def _cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in CELL)
-
-
-def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return the median of the ratios turn by turn; of events, which have no turns, of medians."""
-    if len(above) != len(below):
-        above, below = [statistics.median(above)], [statistics.median(below)]
-    pairs = zip(above, below, strict=True)
-    return statistics.median(one / other if other else 0.0 for one, other in pairs)

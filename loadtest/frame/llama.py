@@ -2,19 +2,18 @@
 
 The binary is the user's, and so are GGUF files that are there already. A server lives for one run.
 Its n-gram kinds lose their knowledge of earlier answers with it, so no run knows those of the last.
-`llama` is timed by the server's own clock, beside our engines; `llama-http` by the client's.
+It is timed by the server's own clock, beside our engines.
 Sources: tools/server/README.md and docs/speculative.md of github.com/ggml-org/llama.cpp.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import subprocess
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,39 +35,24 @@ from router.stats import SpeculationStats
 
 READY_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 20.0
-_PREFIX = "data: "
 _WARM_UP = "Name three rivers."
 _WARM_UP_TOKENS = 16
 
-# n-gram kinds, by what they are called in tables: the defaults of the server wait for 12 equal
-# tokens and draft 48, which short answers seldom have, so shorter ones stand next to them.
+# n-gram kinds, by what they are called in tables. The defaults of the server wait for 12 equal
+# tokens and draft 48, which short answers seldom have, so these are shorter.
 LOOKUPS: Mapping[str, Sequence[str]] = {
-    "ngram-simple 12/48": ("--spec-type", "ngram-simple"),
     **{
         f"ngram-simple {size}/{length}": (
             *("--spec-type", "ngram-simple"),
             *("--spec-ngram-simple-size-n", str(size)),
             *("--spec-ngram-simple-size-m", str(length)),
         )
-        for size, length in ((2, 8), (3, 4), (3, 8), (3, 16))
+        for size, length in ((2, 8), (3, 4), (3, 8))
     },
-    **{
-        f"ngram-map-k 3/{length}": (
-            *("--spec-type", "ngram-map-k"),
-            *("--spec-ngram-map-k-size-n", "3", "--spec-ngram-map-k-size-m", str(length)),
-        )
-        for length in (4, 8)
-    },
-    "ngram-map-k4v 3/8": (
-        *("--spec-type", "ngram-map-k4v"),
-        *("--spec-ngram-map-k4v-size-n", "3", "--spec-ngram-map-k4v-size-m", "8"),
-    ),
-    "ngram-mod 24": ("--spec-type", "ngram-mod"),
     "ngram-mod 4": (
         *("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "4"),
         *("--spec-ngram-mod-n-min", "1", "--spec-ngram-mod-n-max", "16"),
     ),
-    "ngram-cache": ("--spec-type", "ngram-cache"),
 }
 
 
@@ -135,25 +119,10 @@ class LlamaClient:
         Raises:
             RuntimeError: the server refused, or its answer has no timings.
         """
-        answer = self._client.post("/completion", json=_body(ask, stream=False))
+        answer = self._client.post("/completion", json=_body(ask))
         if answer.status_code != httpx.codes.OK:
             raise RuntimeError(f"llama-server: HTTP {answer.status_code}: {answer.text[:500]}")
         return timed_by_server(answer.json())
-
-    def ask_streamed(self, ask: Ask) -> Answer:
-        """Return one answer, streamed and timed by the client's clock.
-
-        Raises:
-            RuntimeError: the server refused, or the stream has no end.
-        """
-        began_s = time.perf_counter()
-        body = _body(ask, stream=True)
-        with self._client.stream("POST", "/completion", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                content = response.read().decode(errors="replace")
-                raise RuntimeError(f"llama-server: HTTP {response.status_code}: {content[:500]}")
-            lines = ((line, time.perf_counter()) for line in response.iter_lines())
-            return timed_by_client(lines, began_s)
 
 
 def timed_by_server(content: Mapping[str, Any]) -> Answer:
@@ -183,38 +152,7 @@ def timed_by_server(content: Mapping[str, Any]) -> Answer:
     )
 
 
-def timed_by_client(lines: Iterable[tuple[str, float]], began_s: float) -> Answer:
-    """Read a stream of `/completion`: its lines, each with the time at which it came.
-
-    Raises:
-        RuntimeError: an error came, no token, or no end.
-    """
-    token_ids: list[int] = []
-    times_s: list[float] = []
-    num_first = 0
-    last: Mapping[str, Any] = {}
-    for line, now_s in lines:
-        if not line.startswith(_PREFIX):
-            continue
-        event = json.loads(line.removeprefix(_PREFIX))
-        if event.get("tokens"):
-            token_ids += event["tokens"]
-            num_first = num_first or len(token_ids)
-            times_s.append(now_s)
-        last = event
-    if not last.get("stop") or not times_s:
-        raise RuntimeError(f"llama-server: a stream without an end: {str(last)[:500]}")
-    return replace(
-        timed_by_server(last),
-        content=tuple(token_ids),
-        num_first=num_first,
-        began_s=began_s,
-        first_s=times_s[0],
-        ended_s=times_s[-1],
-    )
-
-
-def _body(ask: Ask, *, stream: bool) -> dict[str, Any]:
+def _body(ask: Ask) -> dict[str, Any]:
     return {
         "prompt": list(ask.prompt_ids),
         "n_predict": ask.max_tokens,
@@ -224,7 +162,7 @@ def _body(ask: Ask, *, stream: bool) -> dict[str, Any]:
         "top_k": 1,
         "cache_prompt": False,
         "return_tokens": True,
-        "stream": stream,
+        "stream": False,
     }
 
 
@@ -260,7 +198,6 @@ class LlamaStage(Closing):
         binary: the server.
         folder: of `target.gguf` and `draft.gguf`; empty: `gguf/` and the pair's label.
         script: llama.cpp's converter, which makes the files that are missing.
-        is_streamed: answers are timed by the client's clock.
         models: of the pair.
 
     Raises:
@@ -272,13 +209,11 @@ class LlamaStage(Closing):
         binary: Path,
         folder: Path | None,
         script: Path | None,
-        is_streamed: bool,
         models: Models,
     ) -> None:
         self._models = models
         self._files = folder or Path("gguf") / models.label
         self._script = script
-        self._is_streamed = is_streamed
         target = gguf_of(models.target, self._files / "target.gguf", script)
         self._server = LlamaCpp(binary, target, int(models.engine["max_model_len"]))
 
@@ -293,10 +228,9 @@ class LlamaStage(Closing):
         own = way.target.get("model_path")
         server = self._server if own is None else replace(self._server, target=Path(own))
         with server.serving(threads, self._options(way)) as client:
-            one = client.ask_streamed if self._is_streamed else client.ask
-            one(warm_up)
-            answers = [one(ask) for ask in asks]
-        return Run(answers=answers if self._is_streamed else in_turn(answers), batch=batch)
+            client.ask(warm_up)
+            answers = [client.ask(ask) for ask in asks]
+        return Run(answers=in_turn(answers), batch=batch)
 
     def _options(self, way: Way) -> Sequence[str]:
         if way.drafter is not None:
@@ -337,15 +271,12 @@ def add_options(add: Callable[..., object]) -> None:
 
 
 def openers(arguments: Namespace) -> dict[str, Opener]:
-    """Return what opens both stages; none without a binary."""
+    """Return what opens the stage; nothing without a binary."""
     binary: Path | None = arguments.llama_server
     if binary is None or not binary.is_file():
         return {}
     files = (binary, arguments.gguf_folder, arguments.convert_script)
-    return {
-        name: partial(LlamaStage, *files, is_streamed)
-        for name, is_streamed in (("llama", False), ("llama-http", True))
-    }
+    return {"llama": partial(LlamaStage, *files)}
 
 
 def with_ways(experiment: Experiment, words: Sequence[str]) -> Experiment:
@@ -357,12 +288,12 @@ def with_ways(experiment: Experiment, words: Sequence[str]) -> Experiment:
     if not words:
         return experiment
     ways = dict(experiment.ways)
-    at = next((way.at for way in ways.values() if way.at.startswith("llama")), "")
+    has_llama = any(way.at == "llama" for way in ways.values())
     for text in words:
         name, equals, options = text.partition("=")
-        if not (name and equals and at):
+        if not (name and equals and has_llama):
             raise ValueError(
                 f"--llama-way: must be NAME=OPTIONS for an experiment with llama.cpp, got {text!r}"
             )
-        ways[f"llama {name}"] = Way(k=0, at=at, drafter=options, texts="")
+        ways[f"llama {name}"] = Way(k=0, at="llama", drafter=options, texts="")
     return replace(experiment, ways=ways)

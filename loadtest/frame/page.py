@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from loadtest.frame.claims import cells
+from loadtest.report.interleaved import median_ratio
 from loadtest.report.machine import ROOT
 from loadtest.report.record import SAMPLES
 
@@ -109,8 +110,7 @@ def _figure(runs: Sequence[float] | None, base: Sequence[float] | None) -> str:
     is_count = all(isinstance(value, int) for value in runs)
     if not base or len(base) != len(runs) or min(base) <= 0 or is_count:
         return middle
-    ratio = statistics.median(one / below for one, below in zip(runs, base, strict=True))
-    return f"{middle} ({ratio:.2f})"
+    return f"{middle} ({median_ratio(runs, base):.2f})"
 
 
 def verdict(record: Mapping[str, Any]) -> str:

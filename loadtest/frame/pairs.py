@@ -60,3 +60,15 @@ def find_models(name: str) -> Models:
         target=folder / "target",
         drafts={"draft": folder / "draft"},
     )
+
+
+def find_pair(name: str) -> Models:
+    """Return the models of a pair that has a draft model, as `find_models` does.
+
+    Raises:
+        ValueError: it is not here, or has none.
+    """
+    models = find_models(name)
+    if not models.drafts:
+        raise ValueError(f"pair {name!r} has no draft model")
+    return models

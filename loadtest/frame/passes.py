@@ -6,14 +6,14 @@ attention, norms and the cost of calling. All times are in milliseconds.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from loadtest.report.interleaved import interleave, median_ratio
+from loadtest.frame.experiment import Turn
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import BlockTable
 
@@ -50,18 +50,6 @@ class PassShape:
         return f"{self.num_sessions}x{self.rows_each}"
 
 
-@dataclass(frozen=True)
-class PassTime:
-    """One line of the table; medians over interleaved repeats."""
-
-    name: str
-    num_rows: int
-    pass_ms: float
-    products_ms: float
-    ratio: float  # median of pass / products within a repeat
-    to_one_row: float  # median of this pass / a pass of 1x1 within a repeat
-
-
 def decode_shapes(runner: ModelRunner, context: int = CONTEXT) -> list[PassShape]:
     """Return the shapes of DECODE_SHAPES and PREFILL_ROWS that the runner has room for."""
     shapes = [PassShape(sessions, rows, context) for sessions, rows in DECODE_SHAPES]
@@ -76,42 +64,33 @@ def decode_shapes(runner: ModelRunner, context: int = CONTEXT) -> list[PassShape
     ]
 
 
-def measure_passes(
-    runner: ModelRunner,
-    shapes: list[PassShape],
-    repeats: int,
-    on_done: Callable[[], None] = lambda: None,
-) -> list[PassTime]:
-    """Time each shape and its products `repeats` times by turns, after one turn to warm up.
+@contextmanager
+def timed_shapes(runner: ModelRunner, shapes: list[PassShape]) -> Iterator[dict[str, Turn]]:
+    """Yield a turn for each shape, by its name: a pass and its products alone, and their ratio.
 
-    The first of `shapes` is the one the others are compared with in `to_one_row`.
+    The blocks of the passes are freed at the end.
     """
     tables = tables_for(runner, shapes)
-    lines: dict[str, Callable[[], float]] = {}
-    for shape in shapes:
-        lines[f"pass {shape.name}"] = timed_pass(runner, shape, tables)
-        lines[f"products {shape.name}"] = timed_products(runner, shape)
     try:
-        interleave(lines, 1)
-        times = interleave(lines, repeats, lambda name, value: on_done())
+        yield {
+            shape.name: _both(timed_pass(runner, shape, tables), _timed_products(runner, shape))
+            for shape in shapes
+        }
     finally:
         for table in tables:
             table.free()
-    first = times[f"pass {shapes[0].name}"]
-    measured = []
-    for shape in shapes:
-        passes, products = times[f"pass {shape.name}"], times[f"products {shape.name}"]
-        measured.append(
-            PassTime(
-                name=shape.name,
-                num_rows=shape.num_rows,
-                pass_ms=statistics.median(passes),
-                products_ms=statistics.median(products),
-                ratio=median_ratio(passes, products),
-                to_one_row=median_ratio(passes, first),
-            )
-        )
-    return measured
+
+
+def _both(whole: Callable[[], float], products: Callable[[], float]) -> Turn:
+    def turn() -> Mapping[str, float]:
+        pass_ms, products_ms = whole(), products()
+        return {
+            "pass_ms": pass_ms,
+            "products_ms": products_ms,
+            "to_products": pass_ms / products_ms,
+        }
+
+    return turn
 
 
 def memory_floor_ms(runner: ModelRunner) -> float:
@@ -162,7 +141,7 @@ def timed_pass(
     return lambda: _timed(runner, lambda: runner.forward(sequences))
 
 
-def timed_products(runner: ModelRunner, shape: PassShape) -> Callable[[], float]:
+def _timed_products(runner: ModelRunner, shape: PassShape) -> Callable[[], float]:
     """Return the matrix products of such a pass alone, which give their milliseconds."""
     num_logits = shape.num_rows if shape.context else 1
     products = runner.products()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -101,14 +100,6 @@ class Run:
             for one in self.answers
         )
         return num_tokens / (until_s - began_s)
-
-    @property
-    def rounds_by_k(self) -> dict[int, int]:
-        """Rounds by the number of drafted tokens; a plain step is a round of k = 0."""
-        stats = self.stats
-        counts = Counter(stats.per_step_drafted)
-        counts[0] += stats.num_rounds - stats.num_spec_steps
-        return dict(sorted(counts.items()))
 
 
 Measure = Callable[[Run], float]

@@ -69,7 +69,6 @@ class ServiceStage(Closing):
             stages=(),
             texts="",
             at="",
-            batch=0,
             like="",
         )
         key = repr(config)

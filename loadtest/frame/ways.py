@@ -27,7 +27,6 @@ class Way:
         like: a way with the same weights, whose texts other arithmetic may part from these: the
             record has the share of them that is alike.
         at: the stage that runs this way, beside the others of the cell; empty: the cell's.
-        batch: requests at a time; 0: as many as in the cell.
     """
 
     k: int | None = None
@@ -42,7 +41,6 @@ class Way:
     texts: str = "all"
     like: str = ""
     at: str = ""
-    batch: int = 0
 
     def sees(self, pool: str) -> bool:
         """Return whether the router sees the pool of draft models of this name."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loadtest.grow.pair_texts import Text
-from models.demo.evaluate import coupled_acceptance, rejection_acceptance
+from models.distill.losses import coupled
 
 _MOST_NOISE = 64.0  # in units of the weights: nothing is left of them
 _FIRST_NOISE = 1 / 16
@@ -141,22 +141,23 @@ def fit_noise(
 def measure_agreement(target: Any, draft: Any, texts: Sequence[Text]) -> Agreement:
     """Compare two loaded models of transformers along the target's `texts`."""
     agree: dict[bool, list[Tensor]] = {False: [], True: []}
-    coupled, rejection = [], []
+    shared, rejection = [], []
     for text in texts:
         target_logits, draft_logits = _reply_logits(target, text), _reply_logits(draft, text)
         same = target_logits.argmax(dim=-1) == draft_logits.argmax(dim=-1)
         agree[text.is_sampled].append(same.double())
         if text.is_sampled:
             target_probs, draft_probs = target_logits.softmax(-1), draft_logits.softmax(-1)
-            coupled.append(coupled_acceptance(target_probs, draft_probs))
-            rejection.append(rejection_acceptance(target_probs, draft_probs))
+            pairs = zip(target_probs, draft_probs, strict=True)
+            shared.append(torch.stack([coupled(p, q) for p, q in pairs]))
+            rejection.append(torch.minimum(target_probs, draft_probs).sum(dim=-1))
     everywhere = agree[False] + agree[True]
     return Agreement(
         greedy_agreement=_mean(everywhere),
         standard_error=_standard_error(everywhere),
         on_greedy_text=_mean(agree[False]),
         on_sampled_text=_mean(agree[True]),
-        coupled_acceptance=_mean(coupled),
+        coupled_acceptance=_mean(shared),
         rejection_acceptance=_mean(rejection),
         num_positions=sum(len(part) for part in everywhere),
     )

@@ -9,16 +9,15 @@ in copying, a draft is right whatever noise it has.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig
 
 from models.demo.data.mixture import Mixture
+from models.distill.answers import written
 from models.text.tokenizer import Tokenizer
 
 _ROWS = 32  # prompts generated together
@@ -57,7 +56,7 @@ def draw_texts(
         for is_sampled in (False, True):
             for start in range(0, num_texts, _ROWS):
                 some = prompts[start : start + _ROWS]
-                replies = _generate(model, some, num_tokens, is_sampled)
+                replies = written(model, some, num_tokens, 1.0 if is_sampled else None)
                 pairs = zip(some, replies, strict=True)
                 texts += [Text(prompt, reply, is_sampled) for prompt, reply in pairs]
                 bar.update(len(some))
@@ -84,25 +83,3 @@ def _prompts(
         if len(prompts) == num_prompts:
             return prompts
     raise ValueError(f"the texts leave {longest} tokens of the model's context for prompts")
-
-
-@torch.inference_mode()
-def _generate(
-    model: Any, prompts: Sequence[list[int]], num_tokens: int, is_sampled: bool
-) -> list[list[int]]:
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    law = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if is_sampled else {}
-    ends = model.generation_config.eos_token_id
-    config = GenerationConfig(
-        max_new_tokens=num_tokens, do_sample=is_sampled, eos_token_id=ends, pad_token_id=0, **law
-    )
-    output = model.generate(ids, attention_mask=mask, generation_config=config)
-    end_ids = {ends} if isinstance(ends, int) else set(ends or ())
-    return [_until_end(row, end_ids) for row in output[:, longest:].tolist()]
-
-
-def _until_end(ids: list[int], end_ids: set[int]) -> list[int]:
-    stops = [index + 1 for index, token_id in enumerate(ids) if token_id in end_ids]
-    return ids[: stops[0]] if stops else ids

@@ -5,10 +5,9 @@
     python -m loadtest.lookahead thresholds --target DIR --draft DIR --output DIR
     python -m loadtest.lookahead drafts --target DIR --draft 1M=DIR --draft 3M=DIR --output DIR
     python -m loadtest.lookahead tune --pair models/demo --task numeric --prompts 50
-    python -m loadtest.lookahead report --output DIR
 
-Each experiment writes DIR/EXPERIMENT-TASK.json. The page and the picture of all present results,
-DIR/report.md and DIR/lookahead.png, are written again after each. Counts are exact and the same in
+Each experiment writes DIR/EXPERIMENT-TASK.json. The picture of all present results, its trade-off
+curves among them, is drawn again after each: DIR/lookahead.png. Counts are exact and the same in
 every run; speed is measured by turns. Claims are those of the method's paper (2412.10418) for
 speed, and what must hold for satisfaction.
 """
@@ -24,12 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.frame.pairs import DEMO, find_pair
 from loadtest.lookahead import vary
 from loadtest.lookahead.batch import batch
 from loadtest.lookahead.compare import Sizes, compare, tables_of
 from loadtest.lookahead.drafts import drafts
-from loadtest.lookahead.page import write_page
-from loadtest.lookahead.runs import Pair, opened
+from loadtest.lookahead.plot import draw
+from loadtest.lookahead.runs import Bench, Pair, opened
 from loadtest.lookahead.tasks import TASKS, Prompts, Side
 from loadtest.lookahead.terms import (
     GAIN,
@@ -40,9 +40,7 @@ from loadtest.lookahead.terms import (
     terms_of,
 )
 from loadtest.lookahead.tune import Grid, Options, tune
-from loadtest.report.machine import ROOT
-from loadtest.report.pairs import PairPath
-from loadtest.report.readme.lookahead import aim
+from loadtest.report.readme.lookahead import aim, aims, compared, drafts_table, prices_table
 from loadtest.report.record import head, write_json
 from models.fetch.known import known_model
 
@@ -51,71 +49,48 @@ _TABLES = (PAPER, GAIN, RECOMMENDED)
 _THRESHOLDS = (0.5, 0.5)  # a_t, r_t of the two tables that compare rules
 
 
-def _compare(pair: Pair, asked: argparse.Namespace) -> Found:
+def _compare(bench: Bench, asked: argparse.Namespace) -> Found:
     tables = tables_of(terms_of(asked), asked.paper_thresholds, asked.gain_thresholds)
     speed_prompts = min(asked.speed_prompts, asked.prompts)
-    with opened(pair, asked.threads) as bench:
-        return compare(
-            bench,
-            _drawn(asked, "held-out"),
-            {name: tables[name] for name in asked.tables},
-            Sizes(speed_prompts=speed_prompts, repeats=asked.repeats),
-        )
-
-
-def _thresholds(pair: Pair, asked: argparse.Namespace) -> Found:
-    with opened(pair, asked.threads) as bench:
-        return vary.thresholds(
-            bench,
-            _drawn(asked, "validation"),
-            terms_of(asked),
-            accept=asked.accept_thresholds,
-            reward=asked.reward_thresholds,
-        )
-
-
-def _verification(pair: Pair, asked: argparse.Namespace) -> Found:
-    terms = replace(terms_of(asked), temperature=asked.temperature)
-    found = {}
-    with opened(pair, asked.threads) as bench:
-        for name, task in TASKS.items():
-            prompts = task.draw("validation", asked.prompts, asked.at_once)
-            found[name] = vary.verification(bench, prompts, terms)
-    return {"tasks": found}
-
-
-def _lengths(pair: Pair, asked: argparse.Namespace) -> Found:
-    with opened(pair, asked.threads) as bench:
-        return vary.lengths(
-            bench,
-            _drawn(asked, "validation"),
-            terms_of(asked),
-            values=asked.lengths,
-        )
-
-
-def _batch(pair: Pair, asked: argparse.Namespace) -> Found:
-    with opened(pair, asked.threads) as bench:
-        return batch(
-            bench,
-            _drawn(asked, "held-out"),
-            terms_of(asked),
-            sizes=sorted(set(asked.sessions)),
-            stream_tokens=asked.stream_tokens,
-            repeats=asked.repeats,
-        )
-
-
-def _drafts(pair: Pair, asked: argparse.Namespace) -> Found:
-    return drafts(
-        pairs_of(asked),
-        _drawn(asked, "validation"),
-        terms_of(asked),
-        threads=asked.threads,
+    return compare(
+        bench,
+        _drawn(asked, "held-out"),
+        {name: tables[name] for name in asked.tables},
+        Sizes(speed_prompts=speed_prompts, repeats=asked.repeats),
     )
 
 
-def _tune(pair: Pair, asked: argparse.Namespace) -> Found:
+def _thresholds(bench: Bench, asked: argparse.Namespace) -> Found:
+    return vary.thresholds(
+        bench,
+        _drawn(asked, "validation"),
+        terms_of(asked),
+        accept=asked.accept_thresholds,
+        reward=asked.reward_thresholds,
+    )
+
+
+def _verification(bench: Bench, asked: argparse.Namespace) -> Found:
+    terms = replace(terms_of(asked), temperature=asked.temperature)
+    found = {}
+    for name, task in TASKS.items():
+        prompts = task.draw("validation", asked.prompts, asked.at_once)
+        found[name] = vary.verification(bench, prompts, terms)
+    return {"tasks": found}
+
+
+def _batch(bench: Bench, asked: argparse.Namespace) -> Found:
+    return batch(
+        bench,
+        _drawn(asked, "held-out"),
+        terms_of(asked),
+        sizes=sorted(set(asked.sessions)),
+        stream_tokens=asked.stream_tokens,
+        repeats=asked.repeats,
+    )
+
+
+def _tune(bench: Bench, asked: argparse.Namespace) -> Found:
     grid = Grid(
         lengths=asked.lengths,
         accept_thresholds=asked.accept_thresholds,
@@ -128,55 +103,65 @@ def _tune(pair: Pair, asked: argparse.Namespace) -> Found:
         within=asked.within,
         at_once=asked.at_once,
     )
-    with opened(pair, asked.threads) as bench:
-        return tune(
-            bench,
-            TASKS[asked.task],
-            terms_of(asked),
-            grid,
-            options,
-        )
+    return tune(bench, TASKS[asked.task], terms_of(asked), grid, options)
 
 
 def _drawn(asked: argparse.Namespace, side: Side) -> Prompts:
     return TASKS[asked.task].draw(side, asked.prompts, asked.at_once)
 
 
-_EXPERIMENTS: Mapping[str, tuple[Callable[[Pair, argparse.Namespace], Found], str, int]] = {
-    "compare": (_compare, "greedy, CDLH and CDSL with the same commit, on held-out prompts", 100),
-    "thresholds": (_thresholds, "a_t and r_t against satisfaction and passes, by both rules", 100),
-    "verification": (_verification, "hard rejection against sampling, all tasks", 100),
-    "lengths": (_lengths, "d against cost and satisfaction", 100),
-    "batch": (_batch, "sessions at once, and an ordinary stream beside them", 16),
-    "drafts": (_drafts, "several drafts of one target; larger pairs by cost curves", 100),
-    "tune": (_tune, "pick a_t, r_t, d from validation prompts", 50),
+_DRAFTS = "drafts"  # of which each pair is opened by itself
+_RUN: Mapping[str, Callable[[Bench, argparse.Namespace], Found]] = {
+    "compare": _compare,
+    "thresholds": _thresholds,
+    "verification": _verification,
+    "batch": _batch,
+    "tune": _tune,
+}
+# By the name of the experiment: the words of its help, and the usual number of prompts.
+_EXPERIMENTS: Mapping[str, tuple[str, int]] = {
+    "compare": ("greedy, CDLH and CDSL with the same commit, on held-out prompts", 100),
+    "thresholds": ("a_t and r_t against satisfaction and passes, by both rules", 100),
+    "verification": ("hard rejection against sampling, all tasks", 100),
+    "batch": ("sessions at once, and an ordinary stream beside them", 16),
+    _DRAFTS: ("several drafts of one target", 100),
+    "tune": ("pick a_t, r_t, d from validation prompts", 50),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an experiment, or write the page, from the command line."""
+    """Run an experiment from the command line; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     asked = parser.parse_args(words)
     logging.getLogger("models").setLevel(logging.ERROR)
-    if asked.experiment == "report":
-        print(f"written: {write_page(asked.output)}")
-        return 0
     try:
-        pair, *more = pairs_of(asked)
-        if more and asked.experiment != "drafts":
-            raise ValueError("one pair at a time: only drafts compares several")
-        run, _, _ = _EXPERIMENTS[asked.experiment]
-        found = run(pair, asked)
+        pairs = pairs_of(asked)
+        found = _found(pairs, asked)
     except ValueError as error:
         parser.error(str(error))
-    result = _head(words, asked, pair) | found
-    _say(found)
+    _say(asked.experiment, found)
     if asked.output is not None:
         task = "" if asked.experiment == "verification" else f"-{asked.task}"
-        write_json(asked.output / f"{asked.experiment}{task}.json", result)
-        print(f"written: {write_page(asked.output)}")
+        path = asked.output / f"{asked.experiment}{task}.json"
+        write_json(path, _head(words, asked, pairs[0]) | found)
+        draw(asked.output)
+        print(f"written: {path}")
     return 0
+
+
+def _found(pairs: Sequence[Pair], asked: argparse.Namespace) -> Found:
+    """Run the experiment that is asked for.
+
+    Raises:
+        ValueError: it compares no pairs, and several are given; or its terms contradict each other.
+    """
+    if asked.experiment == _DRAFTS:
+        return drafts(pairs, _drawn(asked, "validation"), terms_of(asked), asked.threads)
+    if len(pairs) > 1:
+        raise ValueError("one pair at a time: only drafts compares several")
+    with opened(pairs[0], asked.threads) as bench:
+        return _RUN[asked.experiment](bench, asked)
 
 
 def pairs_of(asked: argparse.Namespace) -> list[Pair]:
@@ -188,8 +173,8 @@ def pairs_of(asked: argparse.Namespace) -> list[Pair]:
     if asked.target is None:
         if asked.draft:
             raise ValueError("draft: give its target too")
-        given = [PairPath.parse(text) for text in asked.pair or [str(ROOT / "models" / "demo")]]
-        return [Pair(one.label, one.path / "target", one.path / "draft") for one in given]
+        given = map(find_pair, asked.pair or [DEMO])
+        return [Pair(one.label, one.target, one.drafts["draft"]) for one in given]
     if asked.pair or not asked.draft:
         raise ValueError("target: needs a draft beside it, and no pair")
     target, drafts_ = _checkpoint(asked.target), [_labelled(text) for text in asked.draft]
@@ -218,15 +203,22 @@ def _head(words: list[str], asked: argparse.Namespace, pair: Pair) -> Found:
     return head("python -m loadtest.lookahead", words, settings)
 
 
-def _say(found: Found) -> None:
+def _say(experiment: str, found: Found) -> None:
+    if experiment == "compare":
+        print(compared(found), "", aims(found), sep="\n")
+    elif experiment == _DRAFTS:
+        print(drafts_table(found), "", prices_table(found), sep="\n")
+    else:
+        _say_lines(found)
+
+
+def _say_lines(found: Found) -> None:
     for line in _lines_of(found):
         print(json.dumps({key: value for key, value in line.items() if key not in _BY_PROMPT}))
     for claim in found.get("claims", ()):
         print(aim(claim))
     for name, part in found.get("tasks", {}).items():
         print(name, json.dumps(part["sampling_less_hard"]))
-    for line in found.get("priced", ()):
-        print(json.dumps(line))
     if "lookahead" in found:
         print('"lookahead":', json.dumps(found["lookahead"] | {"reward": "..."}))
         print("on validation:", json.dumps(found["expected"]))
@@ -252,13 +244,11 @@ def _parser() -> argparse.ArgumentParser:
         description=(__doc__ or "").split("\n", maxsplit=1)[0],
     )
     kinds = parser.add_subparsers(dest="experiment", required=True)
-    for name, (_, says, num_prompts) in _EXPERIMENTS.items():
+    for name, (says, num_prompts) in _EXPERIMENTS.items():
         kind = kinds.add_parser(name, help=says)
         _add_common(kind, num_prompts)
         add_weights(kind)
         _MORE.get(name, lambda kind: None)(kind)
-    report = kinds.add_parser("report", help="write the page and the picture of what is kept")
-    report.add_argument("--output", type=Path, required=True)
     return parser
 
 
@@ -307,11 +297,6 @@ def _add_verification(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--temperature", type=float, default=0.7)
 
 
-def _add_lengths(kind: argparse.ArgumentParser) -> None:
-    add_rule(kind)
-    kind.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8, 16])
-
-
 def _add_batch(kind: argparse.ArgumentParser) -> None:
     add_rule(kind)
     _add_turns(kind)
@@ -332,9 +317,8 @@ _MORE: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "compare": _add_compare,
     "thresholds": _add_grid,
     "verification": _add_verification,
-    "lengths": _add_lengths,
     "batch": _add_batch,
-    "drafts": add_rule,
+    _DRAFTS: add_rule,
     "tune": _add_tune,
 }
 

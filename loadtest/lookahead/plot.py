@@ -1,7 +1,8 @@
-"""One picture of what is kept of a pair: satisfaction against passes, thresholds, d, sessions."""
+"""One picture of what is kept of a pair: satisfaction against passes, thresholds, sessions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,18 @@ _PANEL_INCHES = (3.8, 3.1)
 _MOST_COLUMNS = 3
 _DPI = 90
 
-Kept = Mapping[str, Mapping[str, Any]]  # results by the names of their files
 Painter = Callable[[Any, Mapping[str, Any]], None]
 
 
-def draw(kept: Kept, folder: Path) -> bool:
-    """Write the picture; False: nothing that is kept has a panel."""
+def draw(folder: Path) -> None:
+    """Write the picture of all results in a folder, if one of them has a panel."""
     panels = [
-        (name, painter)
-        for name in sorted(kept)
-        if (painter := _PAINTERS.get(name.partition("-")[0])) is not None
+        (file, painter)
+        for file in sorted(folder.glob("*.json"))
+        if (painter := _PAINTERS.get(file.stem.partition("-")[0])) is not None
     ]
     if not panels:
-        return False
+        return
     columns = min(len(panels), _MOST_COLUMNS)
     rows = -(-len(panels) // columns)
     figure = Figure(
@@ -36,14 +36,13 @@ def draw(kept: Kept, folder: Path) -> bool:
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
-    for panel, (name, painter) in zip(axes, panels, strict=False):
-        painter(panel, kept[name])
-        panel.set_title(name.replace("-", ", ", 1), fontsize="medium")
+    for panel, (file, painter) in zip(axes, panels, strict=False):
+        painter(panel, json.loads(file.read_text(encoding="utf-8")))
+        panel.set_title(file.stem.replace("-", ", ", 1), fontsize="medium")
         panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize="x-small")
     figure.savefig(folder / FILE, dpi=_DPI, metadata={"Software": None})
-    return True
 
 
 def _ways(panel: Any, result: Mapping[str, Any]) -> None:
@@ -84,20 +83,6 @@ def _thresholds(panel: Any, result: Mapping[str, Any]) -> None:
     _label(panel, "target passes a token (numbers: r_t)", "hard satisfaction")
 
 
-def _lengths(panel: Any, result: Mapping[str, Any]) -> None:
-    """Passes a token over d, satisfaction beside the points."""
-    for way in dict.fromkeys(line["way"] for line in result["lines"]):
-        lines = [line for line in result["lines"] if line["way"] == way]
-        panel.plot(
-            [line["length"] for line in lines], [_passes(line) for line in lines], "o-", label=way
-        )
-        for line in lines:
-            panel.annotate(
-                f"{_hard(line):.0%}", (line["length"], _passes(line)), fontsize="x-small"
-            )
-    _label(panel, "d, tokens of a draft and of a roll-out", "target passes a token")
-
-
 def _batch(panel: Any, result: Mapping[str, Any]) -> None:
     """Tokens per second over sessions."""
     lines: Sequence[Mapping[str, Any]] = result["lines"]
@@ -109,7 +94,6 @@ def _batch(panel: Any, result: Mapping[str, Any]) -> None:
 _PAINTERS: Mapping[str, Painter] = {
     "compare": _ways,
     "thresholds": _thresholds,
-    "lengths": _lengths,
     "batch": _batch,
 }
 

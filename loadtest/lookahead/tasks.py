@@ -56,7 +56,6 @@ class Task:
 
     ask: Callable[[random.Random, Concepts], Ask]
     max_tokens: int
-    says: str  # words for the request, in a table
 
     def draw(self, side: Side, count: int, at_once: int = 1) -> Prompts:
         """`count` prompts of a side; more of them begin with the same."""
@@ -121,8 +120,8 @@ def _numeric(rng: random.Random, concepts: Concepts) -> Ask:
 
 
 TASKS: Mapping[str, Task] = {
-    "concepts": Task(_concepts, 40, "a sentence with all of 3 to 5 concepts"),
-    "harmless": Task(_harmless, 64, "a story without sad words and with a glad one"),
-    "syntactic": Task(_syntactic, 40, "a sentence with one comma and a full stop, and a concept"),
-    "numeric": Task(_numeric, 40, "a sentence of n to n + 2 words, and a concept"),
+    "concepts": Task(_concepts, 40),
+    "harmless": Task(_harmless, 64),
+    "syntactic": Task(_syntactic, 40),
+    "numeric": Task(_numeric, 40),
 }

@@ -1,4 +1,4 @@
-"""One setting at a time: thresholds, the rule of verification, the length; by counts alone."""
+"""One setting at a time: thresholds, or the rule of verification; by counts alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from loadtest.lookahead.compare import counts_of, ratio_to
 from loadtest.lookahead.runs import Bench
 from loadtest.lookahead.tasks import Prompts
-from loadtest.lookahead.terms import CDLH, CDSL, GAIN, GREEDY, PAPER, Terms
+from loadtest.lookahead.terms import CDLH, GAIN, GREEDY, PAPER, Terms
 from loadtest.report.ratios import mean_difference
 
 _RULES = ("hard", "speculative_sampling")
@@ -77,20 +77,3 @@ def verification(bench: Bench, prompts: Prompts, terms: Terms) -> dict[str, Any]
         "sampling_less_hard": asdict(less),
         "passes_hard_to_sampling": asdict(ratio),
     }
-
-
-def lengths(
-    bench: Bench,
-    prompts: Prompts,
-    terms: Terms,
-    *,
-    values: Sequence[int],
-) -> dict[str, Any]:
-    """CDLH and CDSL at several d, with the same commit."""
-    lines = []
-    for length in values:
-        ways = replace(terms, length=length).ways()
-        for name in (CDLH, CDSL):
-            run = bench.answer(prompts, ways[name])
-            lines.append({"way": name, "length": length} | counts_of(run))
-    return {"lines": lines}

@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 _MAX_TOKENS = 512
 _LARGEST_WHOLE = 9_999
-_ORDERS = (
+ORDERS = (
     "Imogen from Delhi wants 6 blue lamps at $62.29 each.",
     "Noah from Lima wants 2 red chairs at $15.50 each.",
     "Sara from Oslo wants 14 small cups at $3.75 each.",
@@ -74,7 +74,7 @@ async def run_schemas(
         if time.monotonic() - began_s > limit_s:
             break
         schema = bounded(random_schema(rng))
-        order = _ORDERS[index % len(_ORDERS)]
+        order = ORDERS[index % len(ORDERS)]
         asked = [
             (one, way)
             for one in range(seed + index * num_seeds, seed + (index + 1) * num_seeds)

@@ -15,10 +15,10 @@ from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from loadtest.frame.pairs import find_pair
 from loadtest.matrix.parameters import PARAMETERS, run_parameter
 from loadtest.matrix.schemas import run_schemas
 from loadtest.matrix.world import Client, demo_client
-from loadtest.report.pairs import PairPath
 from loadtest.trial.checks import Limit
 from loadtest.trial.scene import Event, Scene
 from loadtest.trial.trial import Trial
@@ -104,7 +104,7 @@ class Schemas(_Asked):
 def _all(scene: Scene) -> Iterator[Event]:
     terms = scene.terms
     with asyncio.Runner() as runner:
-        served = demo_client(PairPath.parse(terms.pair).path, terms.threads)
+        served = demo_client(find_pair(terms.pair), terms.threads)
         client = runner.run(served.__aenter__())
         try:
             for name in terms.parameters:

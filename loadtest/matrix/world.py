@@ -6,13 +6,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from deployments.api.http import create_app
 from deployments.local.pair import LoadedPair, local_config
+from loadtest.frame.stages import Models
 
 _MODEL = "pair"
 _MAX_MODEL_LEN = 1024
@@ -58,7 +58,7 @@ class Client:
 
 
 @asynccontextmanager
-async def demo_client(pair: Path, num_threads: int) -> AsyncIterator[Client]:
+async def demo_client(pair: Models, num_threads: int) -> AsyncIterator[Client]:
     """Serve a pair of checkpoints until left."""
     model = {
         "dtype": "bfloat16",
@@ -68,7 +68,8 @@ async def demo_client(pair: Path, num_threads: int) -> AsyncIterator[Client]:
     }
     config = local_config(
         {
-            **{part: model | {"model_path": str(pair / part)} for part in ("target", "draft")},
+            "target": {"model_path": str(pair.target), **model},
+            "draft": {"model_path": str(pair.drafts["draft"]), **model},
             "router": {"model_name": _MODEL, "timeouts": {"draft_ms": 20_000}},
         }
     )

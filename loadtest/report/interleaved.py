@@ -28,10 +28,12 @@ def interleave(
     return values
 
 
-def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Return the median over repeats of the ratio within a repeat."""
-    ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
-    return statistics.median(ratios)
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the median of the ratios turn by turn; of events, which have no turns, of medians."""
+    if len(above) != len(below):
+        above, below = [statistics.median(above)], [statistics.median(below)]
+    pairs = zip(above, below, strict=True)
+    return statistics.median(one / other if other else 0.0 for one, other in pairs)
 
 
 def _turned(names: list[str], turn: int) -> list[str]:

@@ -15,7 +15,7 @@ from loadtest.trial.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTrial:
-    """Implements `loadtest.__main__.Chosen`: a missed claim is as bad as a problem.
+    """A trial with its terms; a missed claim is as bad as a problem.
 
     Attributes:
         trial: what is run.

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -117,14 +116,13 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     config = as_packed(config)
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
-    if Path(config.model_path).is_dir():
-        check_weights(Path(config.model_path))
-        check_stored_shapes(config)
+    check_weights(Path(config.model_path))
+    check_stored_shapes(config)
     has_scales = is_float8(hf_config)
     config = as_stored(config, hf_config)
     keeps_scales = has_scales and config.quantization == "fp8"
     as_types: AbstractContextManager[None] = nullcontext()
-    if keeps_scales and Path(config.model_path).is_dir():
+    if keeps_scales:
         as_types = kept_as_stored(Path(config.model_path), world_size)
     with quiet(), pieces_of_memory(), as_types:
         if is_packed(hf_config):
@@ -135,7 +133,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         make_local(model, model.tp_plan, ranks)
     if has_scales:
         rank = 0 if ranks is None else ranks.rank
-        give_scales(model, _weight_files(config.model_path), rank, are_kept=keeps_scales)
+        give_scales(model, weight_files(Path(config.model_path)), rank, are_kept=keeps_scales)
     text = hf_config.get_text_config()
     sizes = key_sizes(hf_config, world_size)
     fix_rotary_tables(model, config.max_model_len)
@@ -163,20 +161,12 @@ def read_config(model_path: str) -> PreTrainedConfig:
         ValueError: there is no checkpoint at `model_path`, or of a kind transformers lacks.
     """
     path = Path(model_path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(f"model_path {model_path!r} has no config.json")
-        weight_files(path)
-    elif path.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
-        raise ValueError(f"model_path {model_path!r} is not a directory")
     if not path.is_dir():
-        try:
-            return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"no usable checkpoint at model_path {model_path!r}: {error}"
-            ) from error
+        raise ValueError(f"model_path {model_path!r} is not a directory")
     file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"model_path {model_path!r} has no config.json")
+    weight_files(path)
     read_json(file)
     with naming(file):
         return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
@@ -222,11 +212,3 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
     model: Any = loaded[0]
     refuse_unfitting(Path(config.model_path), loaded[1])
     return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
-
-
-def _weight_files(model_path: str) -> list[Path]:
-    """Return the checkpoint's files. They exist, because its weights were just read."""
-    folder = Path(model_path)
-    if not folder.is_dir():
-        folder = Path(snapshot_download(model_path, allow_patterns="*.safetensors"))
-    return sorted(folder.glob("*.safetensors"))

@@ -117,7 +117,5 @@ def quiet() -> Iterator[None]:
 
 
 def _files(folder: Path) -> str:
-    if not folder.is_dir():  # the name of a model
-        return str(folder)
     files = weight_files(folder)
     return str(files[0]) if len(files) == 1 else f"{folder}: {files[0].name} to {files[-1].name}"

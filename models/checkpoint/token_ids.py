@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import GenerationConfig, PreTrainedConfig
-from transformers.utils.hub import cached_file
+from transformers import PreTrainedConfig
 
 from models.config import EngineConfig
-from models.text.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
+from models.text.tokenizer_files import model_eos_ids
+from models.text.vocabulary import DrawableIds, drawable_ids, read_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +34,9 @@ def read_token_ids(config: EngineConfig, hf_config: PreTrainedConfig) -> TokenId
         ValueError: a file of it cannot be read, or has fewer ids than the config.
     """
     num_columns = hf_config.get_text_config().vocab_size
-    eos_ids = _eos_ids(config.model_path, hf_config)
-    vocabulary = _find_vocabulary(config.model_path)
+    folder = Path(config.model_path)
+    eos_ids = model_eos_ids(folder)
+    file = folder / "tokenizer.json"
+    vocabulary = read_vocabulary(file) if file.is_file() else None
     drawable = drawable_ids(vocabulary, num_columns, eos_ids, config.vocab_size)
     return TokenIds(num_columns, drawable, eos_ids)
-
-
-def _find_vocabulary(model_path: str) -> Vocabulary | None:
-    """Find the vocabulary of the checkpoint's tokenizer, if it has one."""
-    file = Path(model_path) / "tokenizer.json"
-    if not Path(model_path).is_dir():
-        found = cached_file(
-            model_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False
-        )
-        file = Path(found or file)
-    return read_vocabulary(file) if file.is_file() else None
-
-
-def _eos_ids(model_path: str, hf_config: PreTrainedConfig) -> tuple[int, ...]:
-    try:
-        ids = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:  # it has no such file
-        ids = None
-    if ids is None:
-        ids = getattr(hf_config.get_text_config(), "eos_token_id", None)
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)

@@ -4,40 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.attention.backend import DraftLayer, ModelForward, Tiling
-from models.cpu.batch import CpuPass, CpuPlanner, LaneStorage
+from models.cpu.batch import CpuPlanner, LaneStorage
 from models.cpu.fused_decoder import FusedDecoder
 from models.kv.rows import SequenceRows
-
-
-class FusedForward:
-    """Implements `ModelForward` with a decoder that was taken apart."""
-
-    def __init__(self, decoder: FusedDecoder) -> None:
-        self.decoder = decoder
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, paged: CpuPass, keep: Tensor | None
-    ) -> Tensor:
-        """See `ModelForward`; the pass knows the positions."""
-        return self.decoder(token_ids, paged, paged.kept if keep is None else keep)
-
-    def products(self) -> list[nn.Module]:
-        """See `ModelForward`."""
-        return list(self.decoder.products)
-
-    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
-        """See `ModelForward`: states are made of what is there when they are asked for."""
-        if layers:
-            self.decoder.keep_inputs(layers)
-
-    @property
-    def hidden(self) -> Tensor | None:
-        """See `ModelForward`."""
-        inputs = self.decoder.inputs
-        return self.decoder.states if inputs is None else inputs
 
 
 class KernelBackend:
@@ -60,8 +32,8 @@ class KernelBackend:
         self.storage = storage
         self._forward = forward
         self._planner = CpuPlanner(storage, windows)
-        if isinstance(forward, FusedForward):
-            forward.decoder.use(storage)
+        if isinstance(forward, FusedDecoder):
+            forward.use(storage)
 
     def use_tiling(self, tiling: Tiling) -> None:
         """See `AttentionBackend`; there is one."""

@@ -33,7 +33,7 @@ from models.layers.linear import MakeLinear
 
 
 class FusedDecoder:
-    """A model of the Llama family, taken apart and packed.
+    """Implements `ModelForward` for a model of the Llama family: taken apart and packed.
 
     Args:
         model: on the CPU, with plain linear layers; it loses them.
@@ -82,36 +82,31 @@ class FusedDecoder:
         first._program = self._program_of(self._program.layers[:num_layers])
         return first
 
-    def keep_inputs(self, layers: Sequence[int]) -> None:
-        """Keep what goes into these layers; see `LayerProgram.keep_inputs`."""
-        self._program.keep_inputs(layers)
-
-    @property
-    def inputs(self) -> Tensor | None:
-        """The inputs of the newest pass; see `LayerProgram.inputs`."""
-        return self._program.inputs
-
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. Call it once, before the first pass."""
         program = self._program
         program.use(storage, self.tables, [program.embed(HIDDEN)])
 
-    def __call__(self, token_ids: Tensor, paged: CpuPass, keep: Tensor) -> Tensor:
-        """Return logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; store keys.
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: CpuPass, keep: Tensor | None
+    ) -> Tensor:
+        """See `ModelForward`; the pass knows the positions."""
+        return self._program.run(token_ids, paged, paged.kept if keep is None else keep)
 
-        Indices are int64 and contiguous.
-        """
-        return self._program.run(token_ids, paged, keep)
+    def products(self) -> list[nn.Module]:
+        """See `ModelForward`."""
+        return list(self._program.products)
+
+    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
+        """See `ModelForward`: states are made of what is there when they are asked for."""
+        if layers:
+            self._program.keep_inputs(layers)
 
     @property
-    def states(self) -> Tensor:
-        """All rows of the newest pass, [R, F], normed as for logits."""
-        return self._program.states
-
-    @property
-    def products(self) -> list[KernelLinear]:
-        """All matrix products of a pass with weights, in order; the last gives the logits."""
-        return self._program.products
+    def hidden(self) -> Tensor:
+        """See `ModelForward`."""
+        inputs = self._program.inputs
+        return self._program.states if inputs is None else inputs
 
 
 def table_bits(model: Any, make_linear: MakeLinear) -> Bits | None:

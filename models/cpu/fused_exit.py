@@ -33,5 +33,5 @@ class FusedExit:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, paged: CpuPass, keep: Tensor | None
     ) -> Tensor:
-        """See `DraftLayer`; the pass knows the positions."""
-        return self._decoder(token_ids, paged, paged.kept if keep is None else keep)
+        """See `DraftLayer`."""
+        return self._decoder(token_ids, positions, paged, keep)

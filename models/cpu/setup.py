@@ -108,7 +108,6 @@ def _fuse(
 ) -> ModelForward | None:
     """Take the model apart; return None if its layers are not known."""
     from models.cpu import ops, product
-    from models.cpu.backend import FusedForward
     from models.cpu.fused_decoder import FusedDecoder, table_bits
     from models.cpu.kernels.compiling import compile_together
 
@@ -126,7 +125,7 @@ def _fuse(
     unpack = [] if table is None else [product.unpack_kernel(model.dtype, table)]
     compile_together([*dict.fromkeys(multiply), *unpack, *ops.kernels(model.dtype)])
     threads = torch.get_num_threads()
-    return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))
+    return FusedDecoder(model, config.max_model_len, threads, make_linear)
 
 
 def fuse_mtp(
@@ -147,22 +146,22 @@ def fuse_mtp(
     """
     if make_linear is None or isinstance(forward, TransformersForward):
         return None
-    from models.cpu.backend import FusedForward
+    from models.cpu.fused_decoder import FusedDecoder
     from models.cpu.fused_mtp import FusedMtp
 
-    assert isinstance(forward, FusedForward), "nothing else keeps states on a CPU"
-    return FusedMtp(parts, output, forward.decoder, window, make_linear)
+    assert isinstance(forward, FusedDecoder), "nothing else keeps states on a CPU"
+    return FusedMtp(parts, output, forward, window, make_linear)
 
 
 def fuse_exit(forward: ModelForward, num_layers: int) -> DraftLayer | None:
     """Return the first layers of a model that was taken apart, as a drafter; None if it was not."""
     if isinstance(forward, TransformersForward):
         return None
-    from models.cpu.backend import FusedForward
+    from models.cpu.fused_decoder import FusedDecoder
     from models.cpu.fused_exit import FusedExit
 
-    assert isinstance(forward, FusedForward), "nothing else runs on a CPU"
-    return FusedExit(forward.decoder, num_layers)
+    assert isinstance(forward, FusedDecoder), "nothing else runs on a CPU"
+    return FusedExit(forward, num_layers)
 
 
 def make_backend(

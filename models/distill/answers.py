@@ -120,8 +120,10 @@ def write_answers(
     bar = tqdm(total=len(prompts), initial=len(prompts) - len(left), unit="answer", mininterval=5)
     with bar, output.open("a") as file:
         for number, batch in enumerate(_batches(left, sampling.batch_size)):
-            for answer in _answers(target, batch, sampling, is_greedy=number % 2 == 0):
-                file.write(json.dumps(answer._asdict()) + "\n")
+            temperature = None if number % 2 == 0 else sampling.temperature
+            replies = written(target, batch, sampling.max_new_tokens, temperature)
+            for prompt, reply in zip(batch, replies, strict=True):
+                file.write(json.dumps(Answer(prompt, reply)._asdict()) + "\n")
             file.flush()
             bar.update(len(batch))
 
@@ -141,38 +143,35 @@ def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]
 
 
 @torch.inference_mode()
-def _answers(
-    target: PreTrainedModel, prompts: list[list[int]], sampling: Sampling, *, is_greedy: bool
-) -> list[Answer]:
-    """Return the answers of one batch, padded on the left and cut after an end token."""
+def written(
+    model: Any,  # transformers' own type does not know that all of them generate
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    temperature: float | None = None,
+) -> list[list[int]]:
+    """Write a model's replies to a batch of prompts, each up to its end token and with it.
+
+    Without a temperature they are greedy.
+    """
     length = max(map(len, prompts))
-    ends = end_ids(target)
-    padded = torch.tensor([[ends[0]] * (length - len(ids)) + ids for ids in prompts])
+    padded = torch.tensor([[0] * (length - len(ids)) + ids for ids in prompts])
     mask = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
-    drawn = {} if is_greedy else {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-    model: Any = target
-    written = model.generate(
-        input_ids=padded.to(target.device),
-        attention_mask=mask.to(target.device),
-        max_new_tokens=sampling.max_new_tokens,
-        do_sample=not is_greedy,
-        pad_token_id=ends[0],
+    drawn = {} if temperature is None else {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+    rows = model.generate(
+        input_ids=padded.to(model.device),
+        attention_mask=mask.to(model.device),
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature is not None,
+        pad_token_id=0,
         **drawn,
     )
-    rows = written[:, length:].tolist()
-    return [
-        Answer(prompt, _until_end(row, ends)) for prompt, row in zip(prompts, rows, strict=True)
-    ]
+    ends = model.generation_config.eos_token_id
+    end_ids = {ends} if isinstance(ends, int) else set(ends or ())
+    return [_until_end(row, end_ids) for row in rows[:, length:].tolist()]
 
 
-def end_ids(target: PreTrainedModel) -> list[int]:
-    """Return the tokens that end an answer, from the checkpoint."""
-    ends: Any = target.generation_config.eos_token_id
-    return [ends] if isinstance(ends, int) else list(ends)
-
-
-def _until_end(row: list[int], ends: list[int]) -> list[int]:
+def _until_end(row: list[int], end_ids: set[int]) -> list[int]:
     for place, token in enumerate(row):
-        if token in ends:
+        if token in end_ids:
             return row[: place + 1]
     return row

@@ -19,19 +19,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from models.costs.pass_times import PassTimes
 from models.engine.drafting.side_paths import SidePaths
 from models.engine.jobs import Jobs, Outgoing
-from models.engine.load import EngineLoad, EngineStats
+from models.engine.load import EngineLoad
 from models.engine.logprobs import note_prompt_logits
 from models.engine.notices import QUEUED_INTERVAL_S, QueueNotices
 from models.engine.runner import ModelRunner
 from models.engine.sampler import is_drawable, legal_prefix, num_drawable
-from models.engine.stats import PassTotals, engine_load, engine_stats
+from models.engine.stats import PassTotals, engine_load
 from models.engine.terms import adapter_number, check_terms, complaint
 from models.grammar.masks import MaskClient, MaskSource
 from models.kv.block_pool import BlockTable
@@ -65,9 +65,12 @@ class Engine(ABC):
         mask_source: where masks come from.
         epoch: of this life of the engine.
         clock: seconds, monotonic.
-        mask_wait_s: how long a finished pass waits for masks before they count as missing.
+        mask_wait_s: how long a finished pass waits for masks before they count as missing; None:
+            `default_mask_wait_s`.
         queued_interval_s: between the signs of life to a sender whose job must wait.
     """
+
+    default_mask_wait_s: ClassVar[float]
 
     def __init__(
         self,
@@ -76,12 +79,12 @@ class Engine(ABC):
         epoch: int,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        mask_wait_s: float,
+        mask_wait_s: float | None = None,
         queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
         self._runner = runner
         self._clock = clock
-        self._mask_wait_s = mask_wait_s
+        self._mask_wait_s = self.default_mask_wait_s if mask_wait_s is None else mask_wait_s
         self._table = SessionTable(epoch, runner.pool.new_table)
         self._masks = MaskClient(mask_source)
         self._jobs = Jobs(self._masks, clock)
@@ -99,6 +102,11 @@ class Engine(ABC):
         self._notices = QueueNotices(queued_interval_s)
         self._totals = PassTotals()
         load_kernels(runner.device, runner.vocab_size)  # else the first sampled request would
+        self._set_up(runner)
+
+    @abstractmethod
+    def _set_up(self, runner: ModelRunner) -> None:
+        """Make what the subclass has of its own, at the end of `__init__`."""
 
     # --- the leader's side ----------------------------------------------------------------------
 
@@ -159,10 +167,6 @@ class Engine(ABC):
     def load(self) -> EngineLoad:
         """Return how full and busy the engine is; cheap enough to be asked while streams run."""
         return engine_load(self._table, self._runner.pool, self._totals, self._times, self._planner)
-
-    def stats(self) -> EngineStats:
-        """Return the load and the tokens in the cache, for tests and benchmarks."""
-        return engine_stats(self.load(), self._table, self._runner.pool.block_size)
 
     @property
     def num_used_blocks(self) -> int:

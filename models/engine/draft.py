@@ -21,9 +21,6 @@ Steps of drafts that need nothing from the host run as one chain on a GPU (`draf
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from torch import Tensor
 
 from models.costs.running_mean import running_mean
@@ -33,10 +30,8 @@ from models.engine.drafting.chain import ChainLink, draw_chain, is_chainable, re
 from models.engine.drafting.ended_texts import EndedTexts
 from models.engine.drafting.outcomes import MAX_RANKS
 from models.engine.jobs import Outgoing
-from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.sampler import draft_rows
-from models.grammar.masks import MaskSource
 from models.protocol.messages import Cut, EngineQuestion, Open, Proposal, Propose
 from models.sampling.draft_probs import pack
 from models.sampling.verification import accept_matching
@@ -48,9 +43,6 @@ _STEP_SHARE = 0.2  # weight of the newest draft step in their running mean
 class DraftEngine(Engine):
     """Answers `Propose` with a `Proposal`.
 
-    Args: as for `Engine`; `mask_wait_s` is how long a finished step waits for its masks before
-        the draft ends there.
-
     Attributes:
         chains: whether several steps are sampled at a time where that is possible. So it is on a
             GPU, where the host would be waited for in each step, if no other rank must know every
@@ -58,24 +50,9 @@ class DraftEngine(Engine):
         ended_texts: of its sessions, for whoever compares it with another.
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        mask_source: MaskSource,
-        epoch: int,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        mask_wait_s: float = 0.02,
-        queued_interval_s: float = QUEUED_INTERVAL_S,
-    ) -> None:
-        super().__init__(
-            runner,
-            mask_source,
-            epoch,
-            clock=clock,
-            mask_wait_s=mask_wait_s,
-            queued_interval_s=queued_interval_s,
-        )
+    default_mask_wait_s = 0.02  # then the draft ends there
+
+    def _set_up(self, runner: ModelRunner) -> None:
         self.ended_texts = EndedTexts()
         self._ahead = Ahead(runner.pool, runner.max_model_len, self._times.by_rows.at)
         self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1

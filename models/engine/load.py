@@ -34,10 +34,3 @@ class EngineLoad:
     def kv_use(self) -> float:
         """Share of the KV blocks that sessions hold, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats(EngineLoad):
-    """The same and what takes a walk over all blocks to find out."""
-
-    num_kv_tokens: int = 0  # computed tokens in the cache; those that sessions share count once

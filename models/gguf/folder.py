@@ -49,14 +49,13 @@ def gguf_file(path: Path) -> Path | None:
     return parts[0] if files else None
 
 
-def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
+def converted_folder(path: Path, dtype: str) -> Path:
     """Return the folder with the file's weights in `dtype`, and make it if it is missing.
 
     Args:
         path: a GGUF file, or the first of its parts.
         dtype: "float32", "bfloat16", "float16" or `PACKED`, as which a file without weights of
             few bits cannot be had.
-        cache: in place of `models_cache()`.
 
     Raises:
         ValueError: the file cannot be converted; with the reason.
@@ -69,8 +68,7 @@ def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
     digest = digests[0]
     if len(digests) > 1:
         digest = hashlib.sha256("".join(digests).encode()).hexdigest()
-    root = models_cache() if cache is None else cache
-    folder = root / "gguf" / _LAYOUT / f"{path.stem}-{digest[:16]}-{dtype}"
+    folder = models_cache() / "gguf" / _LAYOUT / f"{path.stem}-{digest[:16]}-{dtype}"
     if not folder.is_dir():
         _convert(path, folder, dtype)
     return folder

@@ -42,7 +42,7 @@ _FORMATS = {
 }
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
-DEFAULT_ALIGNMENT = 32
+_DEFAULT_ALIGNMENT = 32
 _PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<num>\d{5})\.gguf")
 _SPLIT_COUNT, _SPLIT_NUMBER, _SPLIT_TENSORS = (
     f"split.{name}" for name in ("count", "no", "tensors.count")
@@ -73,18 +73,14 @@ class GgufHeader:
 
     Attributes:
         path: the file, or its first part.
-        parts: all of them, in their order.
         num_bytes: of all parts.
         settings: of the first part, which has them.
-        settings_end: the byte of the first part after them.
         tensors: of all parts.
     """
 
     path: Path
-    parts: tuple[Path, ...]
     num_bytes: int
     settings: dict[str, Any]
-    settings_end: int
     tensors: tuple[GgufTensor, ...]
 
     @property
@@ -184,9 +180,11 @@ def _joined(parts: list[GgufHeader]) -> GgufHeader:
     expected = first.settings.get(_SPLIT_TENSORS, len(tensors))
     if len(parts) > 1 and expected != len(tensors):
         raise ValueError(f"{first.path} and its parts hold {len(tensors)} of {expected} tensors")
+    counts = Counter(tensor.name for tensor in tensors)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(f"{first.path} is damaged: it has tensor {twice[0]!r} twice")
     return replace(
         first,
-        parts=tuple(part.path for part in parts),
         num_bytes=sum(part.num_bytes for part in parts),
         tensors=tensors,
     )
@@ -262,19 +260,16 @@ def _read(source: _Source, path: Path) -> GgufHeader:
     for _ in range(num_settings):
         name = source.text()
         settings[name] = _value(source, source.number("I"), path)
-    settings_end = source.tell()
     entries = [_entry(source, path) for _ in range(num_tensors)]
-    alignment = settings.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = settings.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"{path} is damaged: general.alignment is {alignment!r}")
     start = math.ceil(source.tell() / alignment) * alignment
     tensors = tuple(_tensor(path, start, *entry) for entry in entries)
     return GgufHeader(
         path=path,
-        parts=(path,),
         num_bytes=source.num_bytes,
         settings=settings,
-        settings_end=settings_end,
         tensors=tensors,
     )
 

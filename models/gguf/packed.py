@@ -51,16 +51,22 @@ def packed_tensors(header: GgufHeader, tensor: GgufTensor) -> dict[str, Array]:
         ValueError: it is of no part that is known, or has a number of inputs that is in no groups.
     """
     name = name_in_transformers(tensor.name)
-    rows = _rows(tensor)
     if len(tensor.shape) < 2 or tensor.type in _WHOLE:
-        return {name: in_order(header, tensor.name, dequantize(rows, tensor.type))}
+        return {name: whole_tensor(header, tensor)}
     if tensor.shape[0] % GROUP:
         raise ValueError(f"tensor {tensor.name!r} has {tensor.shape[0]} inputs: no whole groups")
     layer = name.removesuffix(".weight")
     return {
         layer + end: np.ascontiguousarray(in_order(header, tensor.name, part))
-        for end, part in groups_of(rows, tensor.type).items()
+        for end, part in groups_of(_rows(tensor), tensor.type).items()
     }
+
+
+def whole_tensor(header: GgufHeader, tensor: GgufTensor) -> Array:
+    """Return the numbers of a tensor in the order that transformers has them, float32."""
+    numbers = in_order(header, tensor.name, dequantize(_rows(tensor), tensor.type))
+    # Unquantised numbers lie in the file itself.
+    return np.require(numbers, requirements=["C", "W"])
 
 
 def groups_of(rows: Array, kind: GGMLQuantizationType) -> dict[str, Array]:

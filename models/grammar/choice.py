@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 
-from models.grammar.limits import ChoiceLimits, refuse
+from models.grammar.limits import (
+    MAX_CHOICE_BYTES,
+    MAX_CHOICES,
+    MAX_CHOICES_BYTES,
+    refuse,
+)
 
 
-def choice_grammar(text: str, limits: ChoiceLimits) -> str:
+def choice_grammar(text: str) -> str:
     """Return Lark text for the choices; `text` is the JSON text of a list of strings.
 
     Raises:
         UnsupportedGrammar: not such a list, empty or repeated choices, or over a limit.
     """
-    options = " | ".join(
-        f"/{literal(choice)}/" for choice in checked_choices(_listed(text), limits)
-    )
+    options = " | ".join(f"/{literal(choice)}/" for choice in checked_choices(_listed(text)))
     return f"start: TEXT\nTEXT: {options}\n"
 
 
@@ -38,32 +41,32 @@ def _listed(text: str) -> list[str]:
     return choices
 
 
-def checked_choices(choices: list[str], limits: ChoiceLimits) -> list[str]:
+def checked_choices(choices: list[str]) -> list[str]:
     """Return the choices, each of which may be served.
 
     Raises:
         UnsupportedGrammar: there are none, empty or repeated ones, or more than a limit.
     """
-    if not 1 <= len(choices) <= limits.max_choices:
-        refuse(f"{len(choices)} choices, there must be 1 to {limits.max_choices}")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        refuse(f"{len(choices)} choices, there must be 1 to {MAX_CHOICES}")
     seen: dict[str, int] = {}
     num_bytes = 0
     for index, choice in enumerate(choices):
-        num_bytes += _checked_bytes(choice, f"[{index}]", limits)
+        num_bytes += _checked_bytes(choice, f"[{index}]")
         if seen.setdefault(choice, index) != index:
             refuse(f"the same as [{seen[choice]}]", path=f"[{index}]")
-    if num_bytes > limits.max_total_bytes:
-        refuse(f"the choices have {num_bytes} bytes, the limit is {limits.max_total_bytes}")
+    if num_bytes > MAX_CHOICES_BYTES:
+        refuse(f"the choices have {num_bytes} bytes, the limit is {MAX_CHOICES_BYTES}")
     return choices
 
 
-def _checked_bytes(choice: str, path: str, limits: ChoiceLimits) -> int:
+def _checked_bytes(choice: str, path: str) -> int:
     if not choice:
         refuse("a choice must not be empty", path=path)
     try:
         num_bytes = len(choice.encode())
     except UnicodeEncodeError:
         refuse("a lone surrogate is not text", path=path)
-    if num_bytes > limits.max_choice_bytes:
-        refuse(f"{num_bytes} bytes, the limit is {limits.max_choice_bytes}", path=path)
+    if num_bytes > MAX_CHOICE_BYTES:
+        refuse(f"{num_bytes} bytes, the limit is {MAX_CHOICE_BYTES}", path=path)
     return num_bytes

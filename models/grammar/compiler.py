@@ -20,15 +20,7 @@ from typing import NoReturn
 import llguidance
 
 from models.grammar.choice import choice_grammar
-from models.grammar.limits import (
-    ChoiceLimits,
-    ParserLimits,
-    RegexLimits,
-    RuleLimits,
-    SchemaLimits,
-    check_size,
-    refuse,
-)
+from models.grammar.limits import ParserLimits, SchemaLimits, check_size, refuse
 from models.grammar.loose import settled
 from models.grammar.regex import regex_grammar
 from models.grammar.rules import ebnf, structural_tag
@@ -128,15 +120,14 @@ class GrammarCompiler:
             case "json_schema" | "json_object":
                 return self._compile_schema(grammar)
             case "regex":
-                source = LarkSource(regex_grammar(grammar.text, RegexLimits()))
+                source = LarkSource(regex_grammar(grammar.text))
             case "choice":
-                source = LarkSource(choice_grammar(grammar.text, ChoiceLimits()))
+                source = LarkSource(choice_grammar(grammar.text))
             case "lark":
                 loose = frozenset(grammar.loose)
-                source = lark_source(grammar.text, RuleLimits(), self._schema_limits, loose)
+                source = lark_source(grammar.text, self._schema_limits, loose)
             case "ebnf":
-                rules = ebnf.parse_ebnf(grammar.text, RuleLimits())
-                source = LarkSource(written(rules, ebnf.START, RuleLimits()))
+                source = LarkSource(written(ebnf.parse_ebnf(grammar.text), ebnf.START))
             case "structural_tag":
                 source = self._tag_source(grammar.text)
         return self._compile_rules(source)
@@ -177,9 +168,9 @@ class GrammarCompiler:
 
     def _tag_source(self, text: str) -> LarkSource:
         rules, schemas = structural_tag.parse_structural_tag(
-            text, RuleLimits(), self._schema_limits, self._special_id
+            text, self._schema_limits, self._special_id
         )
-        return LarkSource(written(rules, structural_tag.START, RuleLimits()), schemas)
+        return LarkSource(written(rules, structural_tag.START), schemas)
 
     def _special_id(self, token: str | int) -> int | None:
         """Return the id of a special token that may stand within a text, by name or number."""

@@ -28,11 +28,7 @@ from collections.abc import Callable, Iterable
 from models.grammar.check import check_text
 from models.grammar.compiler import GrammarCompiler
 from models.grammar.limits import HostLimits
-from models.grammar.session import (
-    GrammarText,
-    resume_at,
-    rows_after,
-)
+from models.grammar.session import GrammarText, resume_at, rows_after
 from models.grammar.state import CompiledGrammar, MatcherBroken, walk_rows
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
@@ -173,9 +169,9 @@ class GrammarHost:
             return GrammarRefused(
                 session_id=request.session_id, message=compiled.message, is_client_error=True
             )
-        opened = GrammarText(request.epoch, request.grammar, compiled.start())
-        opened.loosened = compiled.loosened
-        opened.used_at = self._clock()
+        opened = GrammarText(
+            request.epoch, request.grammar, compiled.start(), self._clock(), compiled.loosened
+        )
         self._sessions[request.session_id] = opened
         compile_ms = 0.0 if is_cached else max((opened.used_at - started_at) * 1e3, 1e-3)
         return self._ready(request, opened, compile_ms)

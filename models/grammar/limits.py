@@ -31,6 +31,22 @@ NOUNS = {
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 Schema = dict[str, JsonValue]
 
+# Bounds on one regular expression, and but for the first on one grammar with rules.
+MAX_PATTERN_BYTES = 4096
+MAX_REPEAT = 10_000  # times of one part
+MAX_EXPANDED = 100_000  # characters of what is regular, with its repeats written out
+MAX_DEPTH = 48  # groups within groups
+
+# Bounds on one grammar with rules, beside its size (`SchemaLimits.max_schema_bytes`).
+MAX_RULES = 1_000
+MAX_SCHEMAS = 128
+
+# Bounds on one list of choices. Every byte is a state of the lexer, which all texts under one list
+# share: the total stays below `ParserLimits.max_lexer_states`.
+MAX_CHOICES = 1024
+MAX_CHOICE_BYTES = 4096  # UTF-8, each
+MAX_CHOICES_BYTES = 32_768  # all together
+
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
 
 
@@ -47,40 +63,6 @@ class SchemaLimits:
     # (900 of 90,000: 1.6 s, 90 MB).
     max_multiple_of: int = 10_000
     max_items: int = 1_000_000
-
-
-@dataclass(frozen=True)
-class RegexLimits:
-    """Bounds on one regular expression."""
-
-    max_pattern_bytes: int = 4096
-    max_repeat: int = 10_000  # times of one quantifier
-    max_expanded: int = 100_000  # characters of the pattern with its repeats written out
-    max_depth: int = 48  # groups within groups
-
-
-@dataclass(frozen=True)
-class ChoiceLimits:
-    """Bounds on one list of choices.
-
-    Every byte is a state of the lexer, which all texts under one list share: the total stays
-    below `ParserLimits.max_lexer_states`.
-    """
-
-    max_choices: int = 1024
-    max_choice_bytes: int = 4096  # UTF-8, each
-    max_total_bytes: int = 32_768
-
-
-@dataclass(frozen=True)
-class RuleLimits:
-    """Bounds on one grammar with rules, beside its size (`SchemaLimits.max_schema_bytes`)."""
-
-    max_rules: int = 1_000
-    max_repeat: int = 10_000  # times of one part
-    max_expanded: int = 100_000  # characters of what is regular, with its repeats written out
-    max_depth: int = 48  # groups within groups
-    max_schemas: int = 128
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,30 @@ Sources: llguidance docs/syntax.md (Lark form).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from models.grammar.charsets import ALL, Ranges
 from models.grammar.choice import literal
-from models.grammar.limits import RegexLimits, refuse
-from models.grammar.patterns.languages import node_of
+from models.grammar.limits import MAX_EXPANDED, refuse
 from models.grammar.patterns.lookahead import has_looks, resolved
 from models.grammar.patterns.parser import parse_regex
-from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
+from models.grammar.patterns.tree import (
+    EMPTY,
+    NOTHING,
+    Anchor,
+    Chars,
+    Choice,
+    Node,
+    Repeat,
+    Sequence,
+    children,
+    choice_of,
+)
 
-EMPTY = Sequence(())
-NOTHING = Chars(())  # no text at all
 _PART_LEVELS = 8  # levels of parentheses in one terminal: llguidance reads about 30
 
 
-def regex_grammar(text: str, limits: RegexLimits) -> str:
+def regex_grammar(text: str) -> str:
     """Return the Lark text of a pattern.
 
     Raises:
@@ -33,25 +43,30 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
     """
     if not text:
         refuse("the pattern is empty")
-    parsed = parse_regex(text, limits, allows_looks=True)
+    parsed = parse_regex(text, allows_looks=True)
     trees = [parsed]
     if has_looks(parsed):
-        trees = [node_of(one) for one in resolved(parsed, ALL, is_whole=True, is_shared=False)]
+        trees = resolved(parsed, ALL, is_whole=True, is_shared=False)
     trees = [simplified(tree, at_start=True, at_end=True) for tree in trees]
     if NOTHING in trees:
         refuse("no text matches this pattern")
     if EMPTY in trees:
         refuse("only the empty text matches this pattern")
-    size = sum(map(expanded_size, trees))
-    if size > limits.max_expanded:
-        refuse(
-            f"the pattern has {size} characters with its repeats written out, "
-            f"the limit is {limits.max_expanded}"
-        )
+    check_expanded(trees)
     writer = LarkWriter()
     bodies = [writer.write(tree) for tree in trees]
     body = bodies[0] if len(bodies) == 1 else " & ".join(f"({one})" for one in bodies)
     return "\n".join(["start: TEXT", f"TEXT: {body}", *writer.terminals(), ""])
+
+
+def check_expanded(trees: Iterable[Node]) -> None:
+    """Refuse the trees of a pattern if they are too large with their repeats written out."""
+    size = sum(map(expanded_size, trees))
+    if size > MAX_EXPANDED:
+        refuse(
+            f"the pattern has {size} characters with its repeats written out, "
+            f"the limit is {MAX_EXPANDED}"
+        )
 
 
 def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
@@ -70,13 +85,13 @@ def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
             options = (
                 simplified(option, at_start=at_start, at_end=at_end) for option in node.options
             )
-            return _joined_choice([option for option in options if option != NOTHING])
+            return choice_of(option for option in options if option != NOTHING)
         case Repeat():
             part = simplified(node.part, at_start=False, at_end=False)
             if node.high == 0 or part == EMPTY or (part == NOTHING and node.low == 0):
                 return EMPTY
             return part if part == NOTHING else Repeat(part, node.low, node.high)
-        case Look():
+        case _:
             raise AssertionError("look-ahead is resolved before")
 
 
@@ -92,29 +107,18 @@ def _simplified_sequence(node: Sequence, *, at_start: bool, at_end: bool) -> Nod
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
 
-def _joined_choice(options: list[Node]) -> Node:
-    unique = list(dict.fromkeys(options))
-    if not unique:
-        return NOTHING
-    return unique[0] if len(unique) == 1 else Choice(tuple(unique))
-
-
 def _is_blank(node: Node) -> bool:
     """Return whether a part surely takes no character; its neighbours are then at the ends."""
-    if isinstance(node, Sequence):
-        return all(map(_is_blank, node.parts))
-    if isinstance(node, Choice):
-        return all(map(_is_blank, node.options))
+    if isinstance(node, Sequence | Choice):
+        return all(map(_is_blank, children(node)))
     return isinstance(node, Anchor)
 
 
 def expanded_size(node: Node) -> int:
     """Count the characters of a tree with its repeats written out."""
     match node:
-        case Sequence():
-            return sum(map(expanded_size, node.parts))
-        case Choice():
-            return sum(map(expanded_size, node.options))
+        case Sequence() | Choice():
+            return sum(map(expanded_size, children(node)))
         case Repeat():
             count = node.low + 1 if node.high is None else node.high
             return expanded_size(node.part) * count
@@ -142,7 +146,7 @@ class LarkWriter:
                 return " | ".join(map(self.write, node.options))
             case Repeat():
                 return self._operand(node.part) + quantifier(node.low, node.high)
-            case Anchor() | Look():
+            case _:
                 raise AssertionError("anchors and look-ahead are resolved before")
 
     def terminals(self) -> list[str]:
@@ -190,7 +194,7 @@ def spelt_node(node: Node) -> str:
             return "|".join(map(spelt_node, node.options))
         case Repeat():
             return _spelt_operand(node.part) + quantifier(node.low, node.high)
-        case Anchor() | Look():
+        case _:
             raise AssertionError("anchors and look-ahead are resolved before")
 
 

@@ -6,37 +6,30 @@ Pure bookkeeping: knows no messages and no other session.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from models.grammar.state import GrammarState, walk_rows
 from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar
 from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 
 
+@dataclass(slots=True, eq=False)
 class GrammarText:
     """One session's matcher at its committed tokens."""
 
-    __slots__ = (
-        "completes",
-        "epoch",
-        "grammar",
-        "last_seq",
-        "loosened",
-        "max_forced",
-        "state",
-        "tokens",
-        "used_at",
-    )
+    epoch: int
+    grammar: Grammar
+    state: GrammarState
+    used_at: float
+    loosened: tuple[Loosened, ...] = ()  # parts of the grammar that are not enforced
+    tokens: TokenSequence = field(default_factory=TokenSequence)
+    completes: list[bool] = field(init=False)  # by committed length
+    last_seq: int = -1
+    max_forced: int = 0  # forced tokens that its router wants
 
-    def __init__(self, epoch: int, grammar: Grammar, state: GrammarState) -> None:
-        self.epoch = epoch
-        self.grammar = grammar
-        self.state = state
-        self.tokens = TokenSequence()
-        self.completes = [state.is_complete]  # by committed length
-        self.last_seq = -1
-        self.used_at = 0.0
-        self.max_forced = 0  # forced tokens that its router wants
-        self.loosened: tuple[Loosened, ...] = ()  # parts of the grammar that are not enforced
+    def __post_init__(self) -> None:
+        self.completes = [self.state.is_complete]
 
     def push(self, token: int) -> bool:
         """Commit one token if the grammar allows it."""

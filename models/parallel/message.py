@@ -1,12 +1,5 @@
 """Messages of the leader of a tensor-parallel group: work for all ranks, wait on, or stop.
 
-A message is a flat list of 32-bit integers, because a process group can broadcast that without
-pickling. It has its kind, then for a pass each session's rows as
-
-    start, num_logits, copied block or -1, number of the adapter or 0,
-    number of tokens, of blocks, of shared rows,
-    tokens..., blocks..., shared rows...
-
 Followers need nothing else: KV is addressed by block ids, and rolling back is by length. Blocks
 after a session's last row are not sent; nothing but padding is ever read from them. A message
 travels in one frame of fixed size. The few longer ones (prompts) take a second frame, so that a
@@ -19,43 +12,81 @@ message says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+import msgspec
 
 from models.kv.rows import BlockList, SequenceRows
 
-FRAME_INTS = 1024  # 4 KiB: a pass of about 150 decode rows with contexts of 100 blocks in all
-_PASS, _IDLE, _STOP, _DRAFT_PASS, _HEAD_PASS, _CLEAR_KEYS = 1, 2, 3, 4, 5, 6
-_NO_BLOCK = -1
+
+class SentRows(msgspec.Struct, frozen=True, array_like=True):
+    """`SequenceRows` as they are sent: of the table the blocks that are read."""
+
+    block_ids: list[int]
+    start: int
+    token_ids: list[int]
+    num_logits: int
+    copied_block: int | None
+    shared_rows: tuple[int, ...]
+    adapter: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+def sent(sequences: Sequence[SequenceRows], block_size: int) -> list[SentRows]:
+    """Return rows as they are sent; `block_size` in tokens."""
+    return [
+        SentRows(
+            each.table.block_ids[: each.num_blocks_read(block_size)],
+            each.start,
+            each.token_ids,
+            each.num_logits,
+            each.copied_block,
+            each.shared_rows,
+            each.adapter,
+        )
+        for each in sequences
+    ]
+
+
+def received(rows: Sequence[SentRows]) -> list[SequenceRows]:
+    """Return rows that were sent, each with a table of its own."""
+    return [
+        SequenceRows(
+            BlockList(each.block_ids, each.start + len(each.token_ids)),
+            each.start,
+            each.token_ids,
+            each.num_logits,
+            each.copied_block,
+            each.shared_rows,
+            each.adapter,
+        )
+        for each in rows
+    ]
+
+
+class Pass(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Compute these rows."""
 
-    sequences: list[SequenceRows]
+    rows: list[SentRows]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftPass:
+class DraftPass(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Run these rows through what drafts with the model.
 
     Attributes:
-        sequences: the rows.
+        rows: of each session.
         width: F of the states [rows, F] that follow; 0: none do.
     """
 
-    sequences: list[SequenceRows]
+    rows: list[SentRows]
     width: int
 
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the states."""
-        return sum(len(each.token_ids) for each in self.sequences), self.width
+        return sum(len(each.token_ids) for each in self.rows), self.width
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPass:
+class HeadPass(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Make logits of the states that follow, one of each session for each head.
 
     Attributes:
@@ -65,110 +96,23 @@ class HeadPass:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ClearKeys:
+class ClearKeys(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Have zeros in these blocks for keys of what drafts with the model."""
 
     block_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Nothing to compute; the leader is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """There will be no further message."""
 
 
 Work = Pass | DraftPass | HeadPass | ClearKeys
 PassMessage = Work | Idle | Stop
 
-
-def encode(message: PassMessage, block_size: int) -> list[int]:
-    """Return the integers of a message; `block_size` in tokens."""
-    match message:
-        case Idle():
-            return [_IDLE]
-        case Stop():
-            return [_STOP]
-        case ClearKeys(block_ids):
-            return [_CLEAR_KEYS, len(block_ids), *block_ids]
-        case HeadPass(shape):
-            return [_HEAD_PASS, *shape]
-        case DraftPass(sequences, width):
-            return [_DRAFT_PASS, width, *_encode_rows(sequences, block_size)]
-        case Pass(sequences):
-            return [_PASS, *_encode_rows(sequences, block_size)]
-
-
-def _encode_rows(sequences: Sequence[SequenceRows], block_size: int) -> list[int]:
-    ints = [len(sequences)]
-    for sequence in sequences:
-        num_blocks = sequence.num_blocks_read(block_size)
-        copied = _NO_BLOCK if sequence.copied_block is None else sequence.copied_block
-        ints += (sequence.start, sequence.num_logits, copied, sequence.adapter)
-        ints += (len(sequence.token_ids), num_blocks, len(sequence.shared_rows))
-        ints += sequence.token_ids
-        ints += sequence.table.block_ids[:num_blocks]
-        ints += sequence.shared_rows
-    return ints
-
-
-def decode(ints: Sequence[int]) -> PassMessage:
-    """Decode the message of these integers.
-
-    Raises:
-        ValueError: they are not one whole message.
-    """
-    reader = iter(ints)
-    try:
-        message = _read(reader)
-    except StopIteration:
-        raise ValueError(f"a pass message ends within its {len(ints)} integers") from None
-    num_left = sum(1 for _ in reader)
-    if num_left:
-        raise ValueError(f"{num_left} of {len(ints)} integers after the end of a pass message")
-    return message
-
-
-def _read(reader: Iterator[int]) -> PassMessage:
-    kind = next(reader)
-    read = _READERS.get(kind)
-    if read is None:
-        raise ValueError(f"unknown kind of pass message: {kind}")
-    return read(reader)
-
-
-def _read_draft_pass(reader: Iterator[int]) -> DraftPass:
-    width = next(reader)
-    return DraftPass(_read_sequences(reader), width)
-
-
-def _read_sequences(reader: Iterator[int]) -> list[SequenceRows]:
-    return [_read_rows(reader) for _ in range(next(reader))]
-
-
-def _read_rows(reader: Iterator[int]) -> SequenceRows:
-    start, num_logits, copied, adapter = _take(reader, 4)
-    num_tokens, num_blocks, num_shared = _take(reader, 3)
-    token_ids = _take(reader, num_tokens)
-    table = BlockList(_take(reader, num_blocks), start + num_tokens)
-    copied_block = None if copied == _NO_BLOCK else copied
-    shared_rows = tuple(_take(reader, num_shared))
-    return SequenceRows(table, start, token_ids, num_logits, copied_block, shared_rows, adapter)
-
-
-def _take(reader: Iterator[int], count: int) -> list[int]:
-    return [next(reader) for _ in range(count)]
-
-
-_READERS: dict[int, Callable[[Iterator[int]], PassMessage]] = {
-    _PASS: lambda reader: Pass(_read_sequences(reader)),
-    _DRAFT_PASS: _read_draft_pass,
-    _HEAD_PASS: lambda reader: HeadPass(tuple(_take(reader, 3))),
-    _CLEAR_KEYS: lambda reader: ClearKeys(_take(reader, next(reader))),
-    _IDLE: lambda reader: Idle(),
-    _STOP: lambda reader: Stop(),
-}
+# Messages that are broken raise `msgspec.DecodeError`.
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(PassMessage).decode

@@ -24,9 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.parallel.message import FRAME_INTS, Idle, PassMessage, Stop, Work, decode, encode
+from models.parallel.message import Idle, PassMessage, Stop, Work, decode, encode
 
 KEEP_ALIVE_S = 1.0
+_FRAME_BYTES = 4096  # a pass of about 50 sessions with 5 rows and 20 blocks each
+_LENGTH_BYTES = 4  # of the message in it, before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,19 +133,19 @@ class TensorParallel:
         if self._is_open:
             self._is_open = False
             if self.is_leader:
-                self._send(Stop(), 1)
+                self._send(Stop())
             dist.destroy_process_group()
 
     # --- announcements: the leader sends, followers receive, in the same order
 
-    def announce(self, work: Work, block_size: int = 1) -> None:
-        """Tell the followers what all ranks do next; `block_size` of passes. Leader only."""
-        self._send(work, block_size)
+    def announce(self, work: Work) -> None:
+        """Tell the followers what all ranks do next. Leader only."""
+        self._send(work)
 
     def keep_alive(self) -> None:
         """Tell the followers that the leader lives, if they heard nothing lately. Leader only."""
         if self._is_open and time.monotonic() - self._announced_s >= KEEP_ALIVE_S:
-            self._send(Idle(), 1)
+            self._send(Idle())
 
     def next_work(self) -> Work | None:
         """Return the next work; None if the leader has stopped. Followers only.
@@ -158,28 +160,26 @@ class TensorParallel:
             if not isinstance(message, Idle):
                 return message
 
-    def _send(self, message: PassMessage, block_size: int) -> None:
-        ints = encode(message, block_size)
-        frame = torch.zeros(FRAME_INTS, dtype=torch.int32)
-        content = torch.tensor([len(ints), *ints], dtype=torch.int32)
-        head, rest = content[:FRAME_INTS], content[FRAME_INTS:]
-        frame[: len(head)] = head
-        dist.broadcast(frame, 0, group=self._control)
-        if len(rest):
-            dist.broadcast(rest, 0, group=self._control)
+    def _send(self, message: PassMessage) -> None:
+        content = encode(message)
+        content = len(content).to_bytes(_LENGTH_BYTES, "little") + content
+        frame, rest = content[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0"), content[_FRAME_BYTES:]
+        self._broadcast(bytearray(frame))
+        if rest:
+            self._broadcast(bytearray(rest))
         self._announced_s = time.monotonic()
 
     def _receive(self) -> PassMessage:
-        frame = torch.empty(FRAME_INTS, dtype=torch.int32)
-        dist.broadcast(frame, 0, group=self._control)
-        ints: list[int] = frame.tolist()
-        num_ints = ints[0]
-        num_more = num_ints + 1 - FRAME_INTS
-        if num_more > 0:
-            rest = torch.empty(num_more, dtype=torch.int32)
-            dist.broadcast(rest, 0, group=self._control)
-            ints += rest.tolist()
-        return decode(ints[1 : num_ints + 1])
+        content = self._broadcast(bytearray(_FRAME_BYTES))
+        end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+        if end > _FRAME_BYTES:
+            content += self._broadcast(bytearray(end - _FRAME_BYTES))
+        return decode(content[_LENGTH_BYTES:end])
+
+    def _broadcast(self, content: bytearray) -> bytes:
+        """Give the followers these bytes, or return as many of the leader's."""
+        dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), 0, group=self._control)
+        return bytes(content)
 
     # --- tensors: every rank calls the same, with the same shapes
 

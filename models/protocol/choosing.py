@@ -6,12 +6,10 @@ gets the stored answer, and a higher `seq` takes its place.
 
 from __future__ import annotations
 
-import msgspec
-
-from models.protocol.parts import Timing, TokenLogprobs
+from models.protocol.parts import Question, Reply, Timing, TokenLogprobs
 
 
-class Choose(msgspec.Struct, frozen=True, kw_only=True, tag="choose"):
+class Choose(Question, frozen=True, kw_only=True, tag="choose"):
     """Weigh all `choices` after the committed tokens, and draw one.
 
     Choice i has the log-probability of its tokens, each after those before it. The log-probability
@@ -20,23 +18,15 @@ class Choose(msgspec.Struct, frozen=True, kw_only=True, tag="choose"):
     does over tokens elsewhere. temperature, min-p, top-k and top-p act on it.
     """
 
-    session_id: str
-    epoch: int
-    seq: int
-    base_len: int
-    prefix_hash: int
-    tokens: list[int]  # committed tokens from base_len on; never empty
     choices: list[list[int]]  # none is empty
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True, tag="chosen"):
+class Chosen(Reply, frozen=True, kw_only=True, tag="chosen"):
     """Choice `index` was drawn; its tokens commit, and `end_token` behind them.
 
     `token_logprobs` and `prompt_logprobs` are those of a `Verdict` for these tokens.
     """
 
-    session_id: str
-    seq: int
     index: int
     end_token: int  # the likeliest of those that end a text
     logprobs: list[float]  # one for each choice

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from models.protocol.parts import OfSession
+
 
 class Loosened(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a schema that is not enforced.
@@ -42,11 +44,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     is_settled: bool = False  # nothing else needs to be loosened
 
 
-class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check"):
+class GrammarCheck(OfSession, frozen=True, kw_only=True, tag="grammar_check"):
     """Compare `text` with `grammar`, for no session: nothing is opened. Idempotent."""
 
-    session_id: str
-    epoch: int
     grammar: Grammar
     text: str
 

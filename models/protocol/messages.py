@@ -31,6 +31,7 @@ from models.protocol.leases import LeaseRefused as LeaseRefused
 from models.protocol.leases import LeaseRequest as LeaseRequest
 from models.protocol.parts import DraftTest as DraftTest
 from models.protocol.parts import Inspection as Inspection
+from models.protocol.parts import OfSession, Question, Reply
 from models.protocol.parts import Timing as Timing
 from models.protocol.parts import TokenLogprobs as TokenLogprobs
 from models.protocol.rewards import RewardRefused, RewardScore, RewardScored
@@ -89,14 +90,12 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
 # --- router -> engine -------------------------------------------------------------------------
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+class Open(OfSession, frozen=True, kw_only=True, tag="open"):
     """Start a session, or renew its terms: it keeps its tokens and their KV. Idempotent. No answer.
 
     Only the tokens stay if the new terms have another `cache_salt` or `adapter`.
     """
 
-    session_id: str
-    epoch: int
     sampling: Sampling
     eos_ids: list[int]
     prompt_len: int  # tokens before the first generated one; grammar state starts there
@@ -114,7 +113,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
         return self.adapter, self.cache_salt
 
 
-class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
+class Propose(Question, frozen=True, kw_only=True, tag="propose"):
     """Draft up to `num_draft_tokens` tokens after `base_len + len(tokens)` committed ones.
 
     The engine may draft on after up to `ahead` outcomes of the verification meanwhile. It changes
@@ -124,12 +123,6 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     more follows behind the last. Each is sampled given the guess before it, right or wrong.
     """
 
-    session_id: str
-    epoch: int
-    seq: int
-    base_len: int
-    prefix_hash: int
-    tokens: list[int]  # committed tokens from base_len on; never empty
     num_draft_tokens: int  # >= 1
     deadline_ms: float  # from arrival; then the answer is what has been drafted
     guess: list[int] = []  # the draft's: its right tokens cost one pass, a wrong one changes none
@@ -138,7 +131,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     ahead: int = 0  # outcomes of its verification that may be drafted after meanwhile
 
 
-class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
+class Verify(Question, frozen=True, kw_only=True, tag="verify"):
     """Verify `draft` after the committed tokens; then go on alone for `run_on` plain steps.
 
     `tokens` are the committed tokens from `base_len` on, never empty: the logits of the last one,
@@ -149,12 +142,6 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     brings several tokens.
     """
 
-    session_id: str
-    epoch: int
-    seq: int
-    base_len: int
-    prefix_hash: int
-    tokens: list[int]
     draft: list[int]
     run_on: int
     draft_probs: DraftProbs | None = None  # if the rule needs them; None: each came for certain
@@ -163,25 +150,20 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     inspects: bool = False  # verdicts are to have an `inspection`
 
 
-class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
+class Close(OfSession, frozen=True, kw_only=True, tag="close"):
     """Forget a session and free its blocks. Idempotent. No answer."""
-
-    session_id: str
-    epoch: int
 
 
 # --- engine -> router -------------------------------------------------------------------------
 
 
-class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
+class Proposal(Reply, frozen=True, kw_only=True, tag="proposal"):
     """Drafted tokens: `num_draft_tokens` of them, or fewer, for the reason `cut`.
 
     `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
     the KV blocks it needs, which will pass.
     """
 
-    session_id: str
-    seq: int
     tokens: list[int]
     timing: Timing
     step_ms: float  # cost of one draft step now
@@ -190,7 +172,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     num_ahead: int = 0  # first tokens of it that were drafted before they were asked for
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
+class Verdict(Reply, frozen=True, kw_only=True, tag="verdict"):
     """`num_accepted` draft tokens are accepted and `token` follows them: accepted + 1 commit.
 
     If the session's terms ask for logprobs, `logprobs` has one entry for each of these tokens. If
@@ -202,8 +184,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     commit before `token`. `num_own_drafted` counts tokens of all paths, if it was a tree.
     """
 
-    session_id: str
-    seq: int
     part: int  # 0 answers the draft; 1, 2, ... are plain steps of run_on
     num_accepted: int
     token: int
@@ -217,39 +197,30 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     inspection: Inspection | None = None  # if the question wanted one
 
 
-class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
+class Queued(Reply, frozen=True, kw_only=True, tag="queued"):
     """No answer yet, but the message is worked on or waits its turn: go on waiting.
 
     Sent at intervals; it may be lost, and may arrive late, after the answer. `num_rows_done` rises
     with every pass that has a part of the message: rows computed so far, lost ones included.
     """
 
-    session_id: str
-    seq: int
     num_rows_done: int = 0
 
 
-class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):
+class NeedPrefix(Reply, frozen=True, kw_only=True, tag="need_prefix"):
     """The prefix named is not there; the engine's cache holds `have_len` tokens of `have_hash`."""
 
-    session_id: str
-    seq: int
     have_len: int
     have_hash: int
 
 
-class NeedOpen(msgspec.Struct, frozen=True, kw_only=True, tag="need_open"):
+class NeedOpen(Reply, frozen=True, kw_only=True, tag="need_open"):
     """The session or the epoch is unknown here."""
 
-    session_id: str
-    seq: int
 
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class Failed(Reply, frozen=True, kw_only=True, tag="failed"):
     """The message cannot be acted on. The session stays open; a higher seq may follow."""
 
-    session_id: str
-    seq: int
     code: Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
     message: str
 
@@ -257,35 +228,23 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 # --- router -> constraint service ---------------------------------------------------------------
 
 
-class GrammarOpen(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_open"):
+class GrammarOpen(OfSession, frozen=True, kw_only=True, tag="grammar_open"):
     """Compile `grammar` (or take it from the cache) and start a matcher. Idempotent."""
 
-    session_id: str
-    epoch: int
     grammar: Grammar
     peers: list[str] = []  # CURVE keys of the engines that may ask for masks; repeats add to them
     max_forced: int = 0  # most forced tokens that an answer to the router brings
 
 
-class GrammarCommit(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_commit"):
+class GrammarCommit(Question, frozen=True, kw_only=True, tag="grammar_commit"):
     """Validate generated tokens and make them part of the matcher's committed prefix.
 
     Lengths count generated tokens only: the prompt is outside the grammar. Repeats are harmless.
     """
 
-    session_id: str
-    epoch: int
-    seq: int
-    base_len: int
-    prefix_hash: int
-    tokens: list[int]
 
-
-class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close"):
+class GrammarClose(OfSession, frozen=True, kw_only=True, tag="grammar_close"):
     """Forget a matcher. Idempotent. No answer."""
-
-    session_id: str
-    epoch: int
 
 
 # --- constraint service -> router -----------------------------------------------------------------
@@ -309,26 +268,22 @@ class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ref
     is_client_error: bool
 
 
-class GrammarCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_committed"):
+class GrammarCommitted(Reply, frozen=True, kw_only=True, tag="grammar_committed"):
     """The first `num_valid` of the tokens obey the grammar and are committed."""
 
-    session_id: str
-    seq: int
     num_valid: int
     is_complete: bool  # the text so far is a whole sentence of the grammar
     message: str = ""  # why the token at num_valid is refused
     forced: Forced = NOTHING_FORCED  # after the tokens that are valid, where nothing follows them
 
 
-class GrammarStale(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_stale"):
+class GrammarStale(Reply, frozen=True, kw_only=True, tag="grammar_stale"):
     """Nothing was committed: the prefix a commit names is not there.
 
     The matcher holds `committed_len` tokens of `committed_hash`: commit again from there (0 and
     `EMPTY_HASH` fit every sender). `is_unknown`: open session or epoch again, then commit all.
     """
 
-    session_id: str
-    seq: int
     committed_len: int = 0
     committed_hash: int = 0
     is_unknown: bool = False
@@ -337,15 +292,13 @@ class GrammarStale(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_stale
 # --- engine <-> constraint service --------------------------------------------------------------
 
 
-class MaskRequest(msgspec.Struct, frozen=True, kw_only=True, tag="mask_request"):
+class MaskRequest(OfSession, frozen=True, kw_only=True, tag="mask_request"):
     """Masks for the states after `chain[:len(chain) - num_rows + 1 + i]`, i = 0..num_rows-1.
 
     The chain is walked on a copy of the matcher, from its committed state at `base_len` generated
     tokens. It has first the tokens that were committed since, then draft tokens.
     """
 
-    session_id: str
-    epoch: int
     ticket: int  # chosen by the asker, returned unchanged
     base_len: int
     prefix_hash: int

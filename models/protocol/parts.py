@@ -1,8 +1,34 @@
-"""Parts that several messages carry: times, logprobs, tests of drafts. Needs msgspec only."""
+"""Parts that several messages have: headers, times, logprobs, tests. Needs msgspec only."""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class OfSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to one life of a process, about one session."""
+
+    session_id: str
+    epoch: int
+
+
+class Question(OfSession, frozen=True, kw_only=True):
+    """Make the session's text exactly `base_len` tokens long, append `tokens`, and answer.
+
+    An engine needs one token at least.
+    """
+
+    seq: int
+    base_len: int
+    prefix_hash: int
+    tokens: list[int]  # committed tokens from base_len on
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to the message of this number."""
+
+    session_id: str
+    seq: int
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
+from models.protocol.parts import OfSession, Reply
 
-class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward_score"):
+
+class RewardScore(OfSession, frozen=True, kw_only=True, tag="reward_score"):
     """Score `text` with each of the look-aheads behind it, none of which may be there: "".
 
     `reward` is the JSON text of what the request says: an object whose `kind` names the reward.
     `ends[i]`: nothing can follow look-ahead i.
     """
 
-    session_id: str
-    epoch: int
     seq: int
     reward: str
     text: str
@@ -38,18 +38,14 @@ class TextScore(msgspec.Struct, frozen=True, array_like=True):
         return self.score if self.can_be_met else 0.0
 
 
-class RewardScored(msgspec.Struct, frozen=True, kw_only=True, tag="reward_scored"):
+class RewardScored(Reply, frozen=True, kw_only=True, tag="reward_scored"):
     """The scores, in the order of the look-aheads."""
 
-    session_id: str
-    seq: int
     scores: list[TextScore]
 
 
-class RewardRefused(msgspec.Struct, frozen=True, kw_only=True, tag="reward_refused"):
+class RewardRefused(Reply, frozen=True, kw_only=True, tag="reward_refused"):
     """There are no scores. `is_client_error` False: ask again, or another replica."""
 
-    session_id: str
-    seq: int
     message: str
     is_client_error: bool

@@ -80,24 +80,15 @@ def _loaded(place: str) -> RuleFunction:
     return function
 
 
-def draw_tokens(
-    scores: Tensor,  # [R, V] float32 from `process_logits`
-    samplings: Sequence[Sampling],  # [R]
-    positions: Sequence[int],  # [R] absolute index of the token sampled from the row
-) -> list[int]:
-    """Sample one token id per row; the lowest id where scores tie. Safe to repeat.
-
-    A row of nothing but -inf gives some id: the caller checks constrained tokens by their mask.
-    """
-    return fetch(draw_ids(scores, samplings, positions))
-
-
 def draw_ids(
     scores: Tensor,  # [R, V] float32 from `process_logits`
     samplings: Sequence[Sampling],  # [R]
-    positions: Sequence[int],  # [R]
+    positions: Sequence[int],  # [R] absolute index of the token sampled from the row
 ) -> Tensor:
-    """Sample as `draw_tokens` does, and leave the ids on the device: [R] int64."""
+    """Sample one token id per row, [R] int64; the lowest id where scores tie. Safe to repeat.
+
+    A row of nothing but -inf gives some id: the caller checks constrained tokens by their mask.
+    """
     return noisy_scores(scores, samplings, positions).argmax(dim=1)
 
 

@@ -41,7 +41,6 @@ _MARKS = 0xF0000  # private-use plane 15: templates leave these characters as th
 _MARK_CHARS = 8  # characters of 16 random bits each
 _BATCH = 1024  # pieces encoded together; taking them over keeps Python's lock
 _WINDOW_CHARS = 65_536  # looked at in a few milliseconds at the worst
-_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "*config.json")
 
 
 class Tokenizer:
@@ -85,15 +84,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load from a checkpoint folder, or by hub id ("org/name") where there is no such folder.
+        """Load from a checkpoint folder.
 
         Raises:
-            ValueError: no tokenizer.json, a decoder this module does not know, or a file that
-                cannot be used, a chat template that renders no chat among them; names the file.
+            ValueError: no folder or tokenizer.json, a decoder this module does not know, or a file
+                that cannot be used, a chat template that renders no chat among them; names the
+                file.
         """
         folder = Path(path)
         if not folder.is_dir():
-            folder = _fetch(str(path))
+            raise ValueError(f"no such tokenizer folder: {str(path)!r}")
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ValueError(f"{folder} has no tokenizer.json")
@@ -308,11 +308,3 @@ def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             texts[name] = value
     return texts
-
-
-def _fetch(hub_id: str) -> Path:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
-        raise ValueError(f"no such tokenizer folder: {hub_id!r}")
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(hub_id, allow_patterns=list(_FILES)))

@@ -59,9 +59,8 @@ class VllmModel:
     def __init__(self, config: EngineConfig, ranks: TensorParallel | None) -> None:
         hf_config = read_config(config.model_path)
         refuse_unsupported(hf_config, config)
-        if Path(config.model_path).is_dir():
-            check_weights(Path(config.model_path))
-            check_adapters(config)
+        check_weights(Path(config.model_path))
+        check_adapters(config)
         ids = read_token_ids(config, hf_config)
         self.num_columns, self.drawable, self.eos_ids = ids.num_columns, ids.drawable, ids.eos_ids
         self._config = vllm_config(config)

@@ -10,10 +10,10 @@ import msgspec
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
-from router.drafters.guesses import Guesses
 from router.drafters.misses import Misses
 from router.drafters.rules import DraftRules
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
+from router.drafters.smaller import SmallerDraft
 from router.planning.round_plan import RoundPlan
 from router.ports import DrafterTraits
 from router.rounds import Round, RoundWatch
@@ -33,7 +33,7 @@ class Drafting:
         committed: prompt and generated tokens.
         watch: where it is noted what drafts cost; its planner plans.
         terms: of the chains that drafts are.
-        guesses: what the drafter that costs steps is sent as a guess of its draft; None: nothing.
+        smaller: guesses the drafts of a draft model for it; None: nobody does.
         rules: that a person has set for rounds without drafts.
     """
 
@@ -43,14 +43,14 @@ class Drafting:
         committed: TokenSequence,
         watch: RoundWatch,
         terms: ChainTerms = _NO_CHAINS,
-        guesses: Guesses | None = None,
+        smaller: SmallerDraft | None = None,
         rules: DraftRules | None = None,
     ) -> None:
         self._drafters = drafters
         self._committed = committed
         self._watch = watch
         self._terms = terms
-        self._guesses = guesses
+        self._smaller = smaller
         self._rules = rules or DraftRules()
         self._misses = Misses()
         self._min_survival = LEAST_SURVIVAL  # the newest plan's
@@ -169,19 +169,17 @@ class Drafting:
             self._watch.note_proposal(
                 named.drafter, named.proposal, named.elapsed_ms, named.guess, guess_ms
             )
-            if self._guesses is not None and named.guess and named.proposal is not None:
-                self._guesses.learn(named.guess, named.proposal.tokens)
+            if self._smaller is not None and named.guess and named.proposal is not None:
+                self._smaller.learn(named.guess, named.proposal.tokens)
         taken = first_with_tokens(proposals)
         if taken is not None and taken.proposal is not None:
             chain.add_proposal(taken.drafter, taken.proposal)
 
     async def _guess(self, text: TokenSequence, num_tokens: int) -> tuple[Sequence[int], float]:
         """Return a guess of the draft after `text`, and the time that it was waited for, ms."""
-        if self._guesses is None:
+        if self._smaller is None:
             return (), 0.0
-        if guess := self._guesses.next(text, num_tokens):
-            return guess, 0.0
-        asked = await self._guesses.ask_smaller(text, num_tokens)
+        asked = await self._smaller.guess(text, num_tokens, self._drafters.next_drafter)
         if asked is None:
             return (), 0.0
         self._watch.note_guess(asked.drafter, asked.proposal, asked.elapsed_ms)
@@ -190,5 +188,5 @@ class Drafting:
     async def close(self) -> None:
         """Free the drafters. Idempotent; never raises."""
         await self._drafters.close()
-        if self._guesses is not None:
-            await self._guesses.close()
+        if self._smaller is not None:
+            await self._smaller.close()

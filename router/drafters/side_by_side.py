@@ -17,7 +17,8 @@ from models.protocol.errors import Unavailable
 from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import NamedFree
-from router.ports import Drafter, DrafterTraits, FreeDrafter, StagedDrafter
+from router.ports import Drafter, DrafterTraits, FreeDrafter
+from router.remote.draft import RemoteDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class _Place:
         sent: Sequence[int] = ()
         proposal: Proposal | None = None
         try:
-            if guess and isinstance(drafter, StagedDrafter):
+            if guess and isinstance(drafter, RemoteDrafter):
                 sent = guess
-                proposal = await drafter.propose_with(committed, num_draft_tokens, guess)
+                proposal = await drafter.propose(committed, num_draft_tokens, guess)
             else:
                 proposal = await drafter.propose(committed, num_draft_tokens)
         except Unavailable:  # lost just now: it rejoins by itself
@@ -77,7 +78,6 @@ class SessionDrafters:
     Args:
         drafters: who they are and how each is made, in the order in which they are asked.
         continues: whether free drafters are to continue the drafts of others, and so stay.
-        guesses: whether they are to guess the drafts of others, and so stay.
     """
 
     def __init__(
@@ -85,11 +85,9 @@ class SessionDrafters:
         drafters: Sequence[tuple[DrafterTraits, Callable[[], Drafter]]],
         *,
         continues: bool = False,
-        guesses: bool = False,
     ) -> None:
         self._places = [_Place(traits, make) for traits, make in drafters]
         self._continues = continues
-        self._guesses = guesses
 
     def start(self) -> None:
         """Make the first one: it may have to connect, and the others are made when asked."""
@@ -129,14 +127,7 @@ class SessionDrafters:
 
     def free_drafters(self) -> Iterator[NamedFree]:
         """Yield drafters that can continue a draft, in order; none if drafts are not continued."""
-        yield from self._free() if self._continues else ()
-
-    def guessers(self) -> Iterator[NamedFree]:
-        """Yield drafters that can guess a draft, in order; none if drafts are not guessed."""
-        yield from self._free() if self._guesses else ()
-
-    def _free(self) -> Iterator[NamedFree]:
-        for place in self._places:
+        for place in self._places if self._continues else ():
             # Asked after every token; `isinstance` of a protocol costs as much as the rest of it.
             if place.traits.is_free and hasattr(drafter := place.drafter(), "look"):
                 yield NamedFree(place.traits, cast("FreeDrafter", drafter))
@@ -163,8 +154,7 @@ class SessionDrafters:
             proposals.append(named)
             if named.proposal is not None and named.proposal.tokens:
                 for later in places[index + 1 :]:
-                    if not (self._guesses and later.traits.is_free):
-                        await later.leave()
+                    await later.leave()
                 break
         return proposals
 

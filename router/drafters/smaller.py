@@ -1,36 +1,29 @@
 """A smaller draft model drafts for a larger one, which drafts for the target.
 
-Its tokens are a guess of the larger one's draft (`guesses`). The larger samples behind all of them
-in one pass, and the draft is that of its single steps. A token of such a guess costs a step of the
-smaller model beside its row. So it is asked for while the larger one's odds of agreeing are above
-the price of both. Where none is worth it, a token is asked for now and then, for odds and prices
-change.
+Its tokens are a guess of the larger one's draft. The larger samples behind all of them in one pass.
+Each token that it would have drafted anyway saves it a step. The first other token costs only the
+rows behind it. The draft is that of its single steps, so nothing that is verified later can change.
+
+A token of a guess costs a step of the smaller model beside its row (`planning.costs`). So it is
+asked for while the larger one's odds of agreeing are above the price of both. Where none is worth
+it, a token is asked for now and then, for odds and prices change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from models.protocol.errors import Unavailable
-from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.side_by_side import NamedProposal
 from router.planning.acceptance import AcceptanceEstimate
+from router.planning.costs import PassCosts
 from router.ports import Drafter, DrafterTraits
 
 _TRIED_ONE_IN = 32  # drafts for which no guess is worth it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallerGuess:
-    """A guess of the smaller model, and the time that it took."""
-
-    drafter: DrafterTraits
-    proposal: Proposal | None  # None: it was lost
-    elapsed_ms: float
 
 
 class SmallerDraft:
@@ -41,6 +34,7 @@ class SmallerDraft:
         larger: the draft model that it guesses for, by name.
         make: connects to the smaller one; called when it is first of use.
         odds: that the larger one says its tokens.
+        costs: of steps and rows of both.
     """
 
     def __init__(
@@ -49,40 +43,42 @@ class SmallerDraft:
         larger: str,
         make: Callable[[], Drafter],
         odds: AcceptanceEstimate,
+        costs: PassCosts,
     ) -> None:
-        self.traits = traits
-        self.larger = larger
+        self._traits = traits
+        self._larger = larger
         self._make = make
         self._odds = odds
+        self._costs = costs
         self._drafter: Drafter | None = None
         self._num_idle = 0  # drafts in a row for which no guess was worth it
 
     async def guess(
-        self, text: TokenSequence, num_tokens: int, price: float
-    ) -> SmallerGuess | None:
-        """Guess up to `num_tokens` (>= 1) tokens after `text`; None: it is not asked.
+        self, text: TokenSequence, num_draft_tokens: int, drafter: DrafterTraits | None
+    ) -> NamedProposal | None:
+        """Guess the draft of `drafter` after `text`; None: the smaller one is not asked.
 
-        Args:
-            text: that the larger one drafts after.
-            num_tokens: most tokens of the guess.
-            price: what a token must survive with to be worth it.
+        The guess is shorter than the draft: the row behind its last token samples one more.
         """
+        if drafter is None or drafter.name != self._larger or num_draft_tokens < 2:
+            return None
         if self._drafter is None:
             self._drafter = self._make()
         if not self._drafter.is_ready:
             return None
-        worth = self._num_worth(num_tokens, price)
+        worth = self._num_worth(num_draft_tokens - 1)
         if worth == 0:
             return None
         began, proposal = time.perf_counter(), None
         with contextlib.suppress(Unavailable):  # lost just now: it rejoins by itself
             proposal = await self._drafter.propose(text, worth)
-        elapsed_ms = (time.perf_counter() - began) * 1e3
-        return SmallerGuess(drafter=self.traits, proposal=proposal, elapsed_ms=elapsed_ms)
+        return NamedProposal(self._traits, proposal, (time.perf_counter() - began) * 1e3)
 
-    def learn(self, num_guessed: int, num_right: int) -> None:
-        """Take in how many tokens of a guess the larger one said."""
-        self._odds.observe(num_guessed, num_right)
+    def learn(self, guess: Sequence[int], drafted: Sequence[int]) -> None:
+        """Take in what the larger one drafted where it was sent `guess`."""
+        pairs = list(zip(guess, drafted, strict=False))
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._odds.observe(len(pairs), num_right)
 
     async def close(self) -> None:
         """Free the session on it. Idempotent; never raises."""
@@ -90,7 +86,9 @@ class SmallerDraft:
         if drafter is not None:
             await drafter.close()
 
-    def _num_worth(self, num_tokens: int, price: float) -> int:
+    def _num_worth(self, num_tokens: int) -> int:
+        smaller, larger = self._traits.name, self._larger
+        price = self._costs.guess_price(larger) + self._costs.step_share(smaller, larger)
         alive = self._odds.survival(num_tokens)
         num_worth = sum(1 for _ in takewhile(lambda one: one > price, alive))
         self._num_idle = 0 if num_worth > 0 else self._num_idle + 1

@@ -24,11 +24,11 @@ from router.lookahead.judge import Judge
 from router.ports import EnginePool
 from router.remote.closing import close_in_time
 from router.remote.draft import RemoteDrafter
-from router.remote.engine import EngineClient, MaskAccess, OpenTemplate
+from router.remote.engine import EngineClient
 from router.remote.grammar import RemoteConstrainer
 from router.remote.rewards import RemoteScorer
 from router.remote.target import RemoteVerifier
-from router.services import Services
+from router.services import Services, new_client, new_constrainer, opening
 from router.stats import RoundStats
 from router.stops import StopChecker
 from router.types import Detokenizer, GenerationRequest, LookaheadSettings, LookaheadStats
@@ -147,7 +147,9 @@ def _session(
     if services.constraint_pool is None:
         raise Unavailable("lookahead: this deployment has no constraint service, which has rewards")
     committed, generated = TokenSequence(request.prompt_ids), TokenSequence()
-    masks, waits = _masks(request, services, generated), RoundStats()
+    max_forced = MAX_DRAFT_TOKENS if services.speculation.forced_text else 0
+    # Roll-outs have no other matcher: their masks are walked on copies of it.
+    masks, waits = new_constrainer(services, request, generated, max_forced), RoundStats()
 
     take_rows = partial(
         services.rollouts.rows,
@@ -205,27 +207,6 @@ def _session(
     return session
 
 
-def _masks(
-    request: GenerationRequest, services: Services, generated: TokenSequence
-) -> RemoteConstrainer | None:
-    """Return the matcher of the text.
-
-    Roll-outs have no other: their masks are walked on copies of it.
-    """
-    if request.grammar is None or services.constraint_pool is None:
-        return None
-    constrainer = RemoteConstrainer(
-        services.constraint_pool,
-        request.request_id,
-        request.grammar,
-        generated,
-        services.limits,
-        MAX_DRAFT_TOKENS if services.speculation.forced_text else 0,
-    )
-    constrainer.tell(services.losses.constraint)
-    return constrainer
-
-
 def _is_mask_loss(error: Exception) -> bool:
     return isinstance(error, MaskUnavailable)
 
@@ -241,7 +222,7 @@ def _drafter(
     request: GenerationRequest,
     services: Services,
     committed: TokenSequence,
-    masks: MaskAccess | None,
+    masks: RemoteConstrainer | None,
 ) -> PatientDrafter:
     """Return the draft model that the request names, or the first.
 
@@ -271,20 +252,13 @@ def _client(
     services: Services,
     pool: EnginePool,
     sampling: Sampling,
-    masks: MaskAccess | None,
+    masks: RemoteConstrainer | None,
     name: str = "",
 ) -> EngineClient:
-    num_prompt, is_target = len(request.prompt_ids), pool is services.target_pool
-    template = OpenTemplate(
+    template = replace(
+        opening(request, sampling),
         session_id=f"{request.request_id}{name}",
-        sampling=sampling,
-        eos_ids=request.end_ids,
-        prompt_len=num_prompt,
-        cache_salt=request.cache_salt,
         is_tentative=bool(name),
-        max_len=num_prompt + request.max_tokens if is_target else 0,
         matcher=request.request_id,
-        adapter=request.adapter if is_target else "",
     )
-    losses = services.losses.of(is_target=is_target)
-    return EngineClient(pool, template, services.limits, masks, losses)
+    return new_client(services, request, pool, template, masks)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from models.protocol.messages import Timing
-from router.gains import Gain, Gains, PlannerStats
+from router.gains import Gains, PlannerStats
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
 from router.planning.member import PlanMember
@@ -61,10 +61,6 @@ class RouterPlanner:
     def newest(self) -> str:
         """The replica that a session joined or left last: one that has none is planned with it."""
         return next(reversed(self._replicas), "")
-
-    def gain(self) -> dict[TaskClass, Gain]:
-        """Return the gain of drafting, measured against rounds without drafts, by task class."""
-        return self.gains.by_task()
 
     def leave(self, session: PlannedSession, name: str, num_tokens: int) -> None:
         """Let a session go from a replica, at the end of a text of so many tokens; 0: before it.

@@ -34,7 +34,7 @@ _MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
 
 
 class RemoteDrafter:
-    """Implements `ports.Drafter` and `ports.StagedDrafter`.
+    """Implements `ports.Drafter`.
 
     Args:
         session: on the draft model.
@@ -85,14 +85,10 @@ class RemoteDrafter:
         if self._joining is not None:
             await self._joining
 
-    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
-        """See `ports.Drafter.propose`."""
-        return await self.propose_with(committed, num_draft_tokens, ())
-
-    async def propose_with(
-        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
+    async def propose(
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int] = ()
     ) -> Proposal:
-        """See `ports.StagedDrafter.propose_with`."""
+        """See `ports.Drafter.propose`; the same tokens take fewer steps where `guess` is right."""
         if not self._is_caught_up:
             raise Unavailable("the draft model is not ready")
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from models.protocol.errors import ContextTooLong, InternalError, LinkLost, MaskUnavailable
 from models.protocol.messages import (
@@ -33,24 +32,12 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
 from router.remote.exchange import Patience, await_answer
+from router.remote.grammar import RemoteConstrainer
 from router.remote.losses import PartLosses
 
 _News = Proposal | Verdict | Chosen | NeedPrefix | NeedOpen | Failed
 
 _MAX_CORRECTIONS = 8  # NeedOpen and NeedPrefix answers to one exchange before the link is given up
-
-
-class MaskAccess(Protocol):
-    """Introduces engines to the constraint replica that holds the session's matcher."""
-
-    async def admit(self, asker_key: str) -> Endpoint:
-        """Allow the engine with this key to ask for masks; returns where. Idempotent, cheap.
-
-        Raises:
-            Unavailable: no constraint replica was to be had in time; never `LinkLost`, which
-                would say that the engine is lost.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +68,7 @@ class EngineClient:
         pool: EnginePool,
         opening: OpenTemplate,
         limits: SessionLimits,
-        masks: MaskAccess | None = None,
+        masks: RemoteConstrainer | None = None,
         losses: PartLosses | None = None,
     ) -> None:
         self._pool = pool

@@ -39,7 +39,7 @@ _MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
 
 
 class RemoteConstrainer:
-    """Implements `ports.Constrainer` and `engine.MaskAccess`.
+    """Implements `ports.Constrainer`.
 
     Args:
         pool: of constraint replicas.
@@ -87,7 +87,12 @@ class RemoteConstrainer:
             return self._forced
 
     async def admit(self, asker_key: str) -> Endpoint:
-        """See `engine.MaskAccess.admit`."""
+        """Allow the engine with this key to ask for masks; returns where. Idempotent, cheap.
+
+        Raises:
+            Unavailable: no constraint replica was to be had in time; never `LinkLost`, which
+                would say that the engine is lost.
+        """
         async with self._lock:
             return await self._recovery.run(lambda: self._admit(asker_key), self._disconnect)
 

@@ -44,7 +44,6 @@ class PartLosses:
         self._away_since_s: float | None = None  # when it was lost, while no session has an answer
         self._usual_s = 0.0  # that it is away; 0: not known
         self.num_lost: Counter[LossReason] = Counter()  # leases, each a session's
-        self.num_replaced = 0  # that a session got another for
         self.new_pauses: deque[float] = deque(maxlen=_MAX_PAUSES)  # seconds, of those replaced
 
     def note(self, replica: str, error: LinkLost) -> None:
@@ -80,7 +79,6 @@ class PartLosses:
 
     def note_replaced(self, pause_s: float) -> None:
         """Note that a session goes on, so long after it had lost its replica."""
-        self.num_replaced += 1
         self.new_pauses.append(pause_s)
 
 

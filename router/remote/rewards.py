@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from models.protocol.errors import InternalError, Unavailable, UnsupportedReward
+from models.protocol.errors import InternalError, LinkLost, Unavailable, UnsupportedReward
 from models.protocol.messages import ConstraintReply
 from models.protocol.rewards import RewardRefused, RewardScore, RewardScored, TextScore
 from router.limits import SessionLimits
@@ -78,9 +78,7 @@ class RemoteScorer:
             ends=ends,
         )
         self._lease.channel.send(question)
-        answer: _Answer = await await_answer(
-            self._lease.channel, question, self._take, self._patience
-        )
+        answer = await self._answer(self._lease, question)
         if isinstance(answer, RewardRefused):
             if answer.is_client_error:
                 message = f"lookahead.reward: {answer.message}"
@@ -89,6 +87,13 @@ class RemoteScorer:
         if len(answer.scores) != len(lookaheads):
             raise InternalError(f"{len(lookaheads)} texts got {len(answer.scores)} scores")
         return answer.scores
+
+    async def _answer(self, lease: ConstraintLease, question: RewardScore) -> _Answer:
+        try:
+            return await await_answer(lease.channel, question, self._take, self._patience)
+        except LinkLost as error:
+            self._recovery.losses.note(lease.grant.replica, error)
+            raise
 
     def _take(self, reply: ConstraintReply) -> _Answer | None:
         """Return the answer to the newest question; others are late."""

@@ -15,7 +15,7 @@ from router.remote.recovery import Recovery
 
 
 class RemoteVerifier:
-    """Implements `ports.Verifier` and `ports.Chooser`.
+    """Implements `ports.Verifier`.
 
     A lost target costs a pause: lease, open and prefix again. A target that has heads may draft by
     them as far as `own_length` says. It gives the number of tokens of each draft: 0 for as many as
@@ -76,7 +76,11 @@ class RemoteVerifier:
                 await self._recovery.after(error)
 
     async def choose(self, committed: TokenSequence, choices: Sequence[Sequence[int]]) -> Chosen:
-        """See `ports.Chooser.choose`."""
+        """Draw one of the choices to follow the committed tokens. Safe to repeat.
+
+        Raises:
+            Unavailable: the target is lost and no other was to be had in time.
+        """
         build = partial(Choose, choices=[list(choice) for choice in choices])
         while True:
             await self._connect()

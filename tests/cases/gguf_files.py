@@ -11,8 +11,10 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from tests.cases.tokenizers import byte_level
 
 _TEXT = [
     "the quick brown fox jumps over the lazy dog, and 12 of 345 dogs slept  on  6 mats.",
@@ -48,17 +50,10 @@ _CONFIGS: dict[str, Any] = {
 
 def tokenizer(cut: str = "smollm") -> Tokenizer:
     """A byte-level BPE that cuts as llama.cpp's `cut` does."""
-    built = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
-    built.pre_tokenizer = level if cut == "gpt-2" else pre_tokenizers.Sequence([digits, level])
-    built.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=384, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    built.train_from_iterator(_TEXT * 4, trainer)
-    return built
+    pieces = level if cut == "gpt-2" else pre_tokenizers.Sequence([digits, level])
+    return byte_level(_TEXT * 4, SPECIAL, vocab_size=384, cut=pieces)
 
 
 def write_pair(

@@ -7,11 +7,12 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.state import CompiledGrammar
 from models.protocol.messages import Grammar
+from tests.cases.tokenizers import byte_level
 
 EOS_IDS = (0, 1)  # two of them, as chat models have
 PADDED_VOCAB_SIZE = 640  # beyond the tokenizer's, as checkpoints are often padded
@@ -147,17 +148,7 @@ class Vocabulary:
 
 def small_tokenizer() -> Tokenizer:
     """Byte-level BPE with some merges and three special tokens, ids 0..2."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|end|>", "<|im_end|>", "<|pad|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([_SAMPLE] * 20, trainer)
-    return tokenizer
+    return byte_level([_SAMPLE] * 20, ["<|end|>", "<|im_end|>", "<|pad|>"])
 
 
 def small_vocabulary() -> Vocabulary:

@@ -12,20 +12,18 @@ EPOCH = 7  # of the engines in `tests.fakes.engines`
 
 
 def opening(session_id: str, sampling: Sampling, prompt_len: int, **changes: Any) -> Open:
-    terms: dict[str, Any] = {"eos_ids": []}
+    terms: dict[str, Any] = {"epoch": EPOCH, "eos_ids": []}
     return Open(
-        session_id=session_id,
-        epoch=EPOCH,
-        sampling=sampling,
-        prompt_len=prompt_len,
-        **(terms | changes),
+        session_id=session_id, sampling=sampling, prompt_len=prompt_len, **(terms | changes)
     )
 
 
-def header(session_id: str, seq: int, ids: Sequence[int], base_len: int = 0) -> dict[str, Any]:
+def header(
+    session_id: str, seq: int, ids: Sequence[int], base_len: int = 0, epoch: int = EPOCH
+) -> dict[str, Any]:
     return {
         "session_id": session_id,
-        "epoch": EPOCH,
+        "epoch": epoch,
         "seq": seq,
         "base_len": base_len,
         "prefix_hash": TokenSequence(ids[:base_len]).hash_at(base_len),
@@ -39,13 +37,14 @@ def proposing(
     ids: Sequence[int],
     k: int,
     *,
+    epoch: int = EPOCH,
     base_len: int = 0,
     deadline_ms: float = 1e6,
     guess: Sequence[int] = (),
     ahead: int = 0,
 ) -> Propose:
     return Propose(
-        **header(session_id, seq, ids, base_len),
+        **header(session_id, seq, ids, base_len, epoch),
         num_draft_tokens=k,
         deadline_ms=deadline_ms,
         guess=list(guess),
@@ -60,11 +59,12 @@ def verifying(
     draft: Sequence[int],
     draft_probs: DraftProbs | None = None,
     *,
+    epoch: int = EPOCH,
     base_len: int = 0,
     run_on: int = 0,
 ) -> Verify:
     return Verify(
-        **header(session_id, seq, ids, base_len),
+        **header(session_id, seq, ids, base_len, epoch),
         draft=list(draft),
         draft_probs=draft_probs,
         run_on=run_on,

@@ -1,4 +1,5 @@
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from deployments.app import DeployedConfig, DeployedModel, build, build_model
 from deployments.config.check import CannotServe
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import LinkConfig
+from deployments.ingress.replica import ready_line
 from deployments.monitor import MonitorConfig
 from deployments.monitor import build as build_monitor
 from deployments.serve.lease_router import LeaseRouter
@@ -87,6 +89,7 @@ def test_what_the_router_has_no_room_for_is_told_to_come_again() -> None:
     app = build(config(router={"max_sessions": 3, "max_queued_sessions": 4}))
     options = options_of(app)["Router"]
     assert options.max_queued_requests == 7 + 64, "a burst reaches the router, which says why"
+    assert options.max_ongoing_requests > 7, "the router must be able to refuse by itself"
     assert options.backpressure_config.status_code == 429
     assert options.backpressure_config.retry_after_s == 1
 
@@ -106,14 +109,6 @@ def test_each_draft_model_of_a_name_is_a_deployment() -> None:
     assert found["Draft-small"].max_ongoing_requests == 7
     found = deployments(build(config(draft=draft, drafts=named)))
     assert {"Draft", "Draft-small", "Draft-tiny"} < set(found)
-
-
-def test_serve_turns_clients_away_as_the_router_does() -> None:
-    options = options_of(build(config()))["Router"]
-    assert options.max_ongoing_requests > 64 + 128, "the router must be able to refuse by itself"
-    assert options.max_queued_requests > 0
-    assert options.backpressure_config.status_code == 429
-    assert options.backpressure_config.retry_after_s >= 1
 
 
 def test_a_router_has_one_event_loop() -> None:
@@ -210,3 +205,10 @@ def test_every_rank_has_a_bundle_with_a_gpu_of_its_own() -> None:
 def test_wrong_pair_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"draft\.model_path: no such folder"):
         build(config(draft={"model_path": str(tmp_path / "nothing")}))
+
+
+def test_the_ready_line_can_be_pasted() -> None:
+    line = ready_line("http://127.0.0.1:8000", "demo")
+    assert "\n" not in line
+    body = line[line.index("-d '") + 4 : line.rindex("'")]
+    assert json.loads(body)["model"] == "demo"

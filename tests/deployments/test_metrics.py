@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from deployments.metrics import declared, main, metrics_page
 from deployments.serve.instruments import Meters
 from deployments.serve.metrics import Metric, Table, counter, gauge
 from loadtest.report.machine import ROOT
+from tests.harness.metric_pages import samples
 
+LABELS = {"place": "x"}
 PAGE = ROOT / "deployments" / "docs" / "metrics.md"
 
 
@@ -32,17 +32,11 @@ METRICS: tuple[Metric[Shop], ...] = (
 
 
 def values(meters: Meters) -> dict[str, float]:
-    """Values by name, with the value of the label that is not fixed."""
-    return {
-        ":".join([sample.name, *(v for k, v in sample.labels.items() if k == "who")]): sample.value
-        for family in text_string_to_metric_families(meters.text().decode())
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
+    return samples(meters.text(), LABELS)
 
 
 def test_totals_are_followed_and_begin_anew() -> None:
-    meters = Meters({"place": "x"})
+    meters = Meters(LABELS)
     table: Table[Shop] = Table(meters, METRICS)
     assert values(meters) == {"sold_total": 0, "open": 0}
     for shop in (Shop(3, (("a", 2),), 5), Shop(3, (("a", 2),), 4), Shop(4, (("a", 2), ("b", 2)))):
@@ -58,7 +52,7 @@ def test_totals_are_followed_and_begin_anew() -> None:
 
 
 def test_sources_of_their_own_are_added() -> None:
-    meters = Meters({"place": "x"})
+    meters = Meters(LABELS)
     table: Table[Shop] = Table(meters, METRICS)
     for _ in range(3):
         table.add(Shop(2, (("a", 1),), 7))

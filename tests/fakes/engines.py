@@ -24,12 +24,13 @@ from transformers.utils import logging as transformers_logging
 from models.config import DtypeName, EngineConfig
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
-from models.engine.runner import ModelRunner
+from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import MaskSource, NoMaskSource
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import (
     Close,
+    DraftProbs,
     Endpoint,
     EngineReply,
     EngineRequest,
@@ -89,19 +90,21 @@ def tiny_checkpoint(*, noise: float) -> Path:
     return path
 
 
+def tiny_config(path: Path | str, **changes: Any) -> EngineConfig:
+    """Return a config for short texts in float32; `changes` are fields of `EngineConfig`."""
+    sizes = {"max_model_len": 256, "kv_cache_tokens": 1024, "num_threads": 1}
+    fields: dict[str, Any] = {"dtype": "float32", **sizes, **changes}
+    return EngineConfig(model_path=str(path), **fields)
+
+
 def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: Any) -> ModelRunner:
     """A runner over a tiny checkpoint; `limits` are fields of `EngineConfig`.
 
     Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
     """
-    sizes = engines.settings() | {
-        "max_model_len": 256,
-        "kv_cache_tokens": 2048,
-        "max_num_batched_tokens": 64,
-        "num_threads": 1,
-    }
+    sizes = engines.settings() | {"kv_cache_tokens": 2048, "max_num_batched_tokens": 64}
     path = tiny_checkpoint(noise=noise)
-    runner = _load_runner(EngineConfig(model_path=str(path), dtype=dtype, **(sizes | limits)))
+    runner = _load_runner(tiny_config(path, dtype=dtype, **(sizes | limits)))
     runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_tokens)
     return runner
 
@@ -111,10 +114,28 @@ def _load_runner(config: EngineConfig) -> ModelRunner:
     return ModelRunner(config)
 
 
+def text_logits(
+    runner: ModelRunner, ids: Sequence[int], num_logits: int | None = None
+) -> torch.Tensor:
+    """Compute a text's last logits in one pass; those of all its rows if no number is given."""
+    table = runner.pool.new_table()
+    table.resize(len(ids))
+    count = len(ids) if num_logits is None else num_logits
+    try:
+        return runner.forward([SequenceRows(table, 0, list(ids), count)]).clone()
+    finally:
+        table.free()
+
+
+@cache
+def reference_model() -> Any:
+    """Load the target's checkpoint by transformers, in float32."""
+    return LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
+
+
 def reference_greedy(prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """`transformers.generate` on the target's checkpoint in float32; it ends behind an eos."""
-    model: Any = LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
-    return greedy_text(model, prompt, num_tokens)
+    """`transformers.generate` on the target's checkpoint; it ends behind an eos."""
+    return greedy_text(reference_model(), prompt, num_tokens)
 
 
 def random_prompt(seed: int, length: int) -> list[int]:
@@ -215,6 +236,13 @@ class Link:
 
     def tick(self) -> list[EngineReply]:
         return [reply for _, reply in self.engine.step()] if self.engine.has_work else []
+
+    def check_blocks(self) -> None:
+        """Check that each block belongs to the sessions whose tables name it."""
+        if isinstance(self.engine, Engine):
+            self.engine.runner.pool.check(self.engine.block_tables())
+        else:
+            self.engine.check_blocks()  # it is in another process
 
 
 class BadLink(Link):
@@ -398,13 +426,14 @@ class Client:
         header = self._draft.header(self.committed)
         self._draft.send(Propose(**header, num_draft_tokens=k, deadline_ms=1e6))
 
-    def _verify(self, draft: list[int]) -> None:
+    def _verify(self, draft: list[int], draft_probs: DraftProbs | None = None) -> None:
         self._parts, self._num_parts = {}, 0
         header = self._target.header(self.committed)
         self._target.send(
             Verify(
                 **header,
                 draft=draft,
+                draft_probs=draft_probs,
                 run_on=self.run_on(),
                 own_drafts=self.own_drafts,
                 own_length=self.own_length,
@@ -422,7 +451,7 @@ class Client:
         if isinstance(reply, Proposal):
             self.proposals.append(reply)
             self._draft.agreed_len = len(self.committed) + max(len(reply.tokens) - 1, 0)
-            self._verify(list(reply.tokens))
+            self._verify(list(reply.tokens), reply.draft_probs)
         else:
             assert isinstance(reply, Failed)
             self.failures.append(reply)
@@ -465,23 +494,23 @@ class Client:
 
 
 def run_clients(clients: Sequence[Client], *, max_ticks: int = 20_000) -> list[list[int]]:
-    """Drive all links until every client is done; their texts. Closes the sessions."""
+    """Drive all links until every client is done, and close each then; their texts."""
     links = {id(c.target_link): c.target_link for c in clients}
     drafts = {id(c.draft_link): c.draft_link for c in clients if c.draft_link is not None}
+    running = list(clients)
     for _ in range(max_ticks):
         from_draft = [reply for link in drafts.values() for reply in link.tick()]
         from_target = [reply for link in links.values() for reply in link.tick()]
-        for client in clients:
+        for client in running:
             client.on_replies(from_draft, from_target)
+        for client in [each for each in running if each.is_done]:
+            client.close()  # others may wait for its blocks
+            running.remove(client)
         for link in (*links.values(), *drafts.values()):
-            link.engine.runner.pool.check(link.engine.block_tables())
-        if all(client.is_done for client in clients):
-            break
-    else:
-        raise AssertionError(f"not done after {max_ticks} ticks")
-    for client in clients:
-        client.close()
-    return [client.text for client in clients]
+            link.check_blocks()
+        if not running:
+            return [client.text for client in clients]
+    raise AssertionError(f"not done after {max_ticks} ticks")
 
 
 def make_target(mask_source: MaskSource | None = None, **limits: Any) -> TargetEngine:

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+import pytest
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService
@@ -19,10 +18,15 @@ from deployments.ingress import service
 from models.text.tokenizer import Tokenizer
 from router.stats import SpeculationStats, TimeSplit
 from router.types import Delta, Detokenizer, Finished, FinishReason, GenerationRequest, Generator
+from tests.cases.tokenizers import byte_level
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
 )
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+BOTH = pytest.mark.parametrize("path", BODIES, ids=["chat", "text"])
 SPECIALS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 STATS = SpeculationStats(
     num_rounds=5,
@@ -39,16 +43,7 @@ STATS = SpeculationStats(
 
 @functools.cache
 def tiny_tokenizer() -> Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(["The old bear walked home."] * 5, trainer)
+    backend = byte_level(["The old bear walked home."] * 5, SPECIALS, vocab_size=300)
     return Tokenizer(backend, {"chat_template": TEMPLATE, "eos_token": "<|end|>"})
 
 
@@ -119,6 +114,6 @@ def http_service(generator: Generator, **options: Any) -> HttpService:
     return HttpService(
         model=model,
         generator=generator,
-        health=HealthProbe(generator, model.tokenizer, timeout_s=2.0),
+        health=HealthProbe(generator, model.tokenizer, model.name, timeout_s=2.0),
         **(limits | options),
     )

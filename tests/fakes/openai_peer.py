@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.fakes.scripted_server import Request, answer, scripted_server
 
 WORDS = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen")
 OTHER_WORD = " owl"  # that no answer has unless it is put there
@@ -76,101 +77,84 @@ def _joined(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     return {key: [one for block in blocks for one in block[key]] for key in blocks[0]}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    peer: Peer
+class _Exchange:
+    """One request and its answer."""
 
-    def do_GET(self) -> None:
-        if self._is_known():
-            self._send({"data": [{"id": "words"}]})
+    def __init__(self, peer: Peer, request: Request) -> None:
+        self._peer = peer
+        self._request = request
+        self._path = request.path
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+    def answer(self) -> None:
         if not self._is_known():
-            return
-        if self.path == "/tokenize":
-            self._tokenize(body)
-            return
-        self.peer.requests.append({"path": self.path, **body})
-        if self.peer.refusal:
-            self._send({"error": {"message": self.peer.refusal}}, status=400)
-        elif self.peer.takes("num_refused"):
+            self._send({"error": {"message": "no such key"}}, status=401)
+        elif self._request.command == "GET":
+            self._send({"data": [{"id": "words"}]})
+        elif self._path == "/tokenize":
+            self._tokenize(json.loads(self._request.body))
+        else:
+            self._write(json.loads(self._request.body))
+
+    def _write(self, body: dict[str, Any]) -> None:
+        self._peer.requests.append({"path": self._path, **body})
+        if self._peer.refusal:
+            self._send({"error": {"message": self._peer.refusal}}, status=400)
+        elif self._peer.takes("num_refused"):
             self._send({"error": {"message": "busy"}}, status=429)
         else:
-            self._answer(body)
+            self._text(body)
 
-    def _answer(self, body: dict[str, Any]) -> None:
-        is_chat = self.path == "/v1/chat/completions"
+    def _text(self, body: dict[str, Any]) -> None:
+        is_chat = self._path == "/v1/chat/completions"
         logprobs_of = _chat_logprobs if is_chat else _text_logprobs
-        words = self.peer.words(body)
+        words = self._peer.words(body)
         blocks = [logprobs_of(word) for word in words]
-        wants_logprobs = self.peer.has_logprobs and body.get("logprobs") is not None
+        wants_logprobs = self._peer.has_logprobs and body.get("logprobs") is not None
         if body["stream"]:
             self._stream(words, blocks if wants_logprobs else [], is_chat)
             return
         text = "".join(words)
         choice: dict[str, Any] = {"message": {"content": text}} if is_chat else {"text": text}
-        choice["finish_reason"] = self.peer.finish_reason
+        choice["finish_reason"] = self._peer.finish_reason
         choice["logprobs"] = _joined(blocks) if wants_logprobs else None
         self._send({"choices": [choice], "usage": {"completion_tokens": len(words)}})
 
     def _stream(self, words: list[str], blocks: list[dict[str, Any]], is_chat: bool) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
-        num_sent = len(words) // 2 if self.peer.takes("num_broken") else math.inf
+        self._request.send_response(200)
+        self._request.send_header("content-type", "text/event-stream")
+        self._request.end_headers()
+        num_sent = len(words) // 2 if self._peer.takes("num_broken") else math.inf
         for index, word in enumerate(words):
             if index >= num_sent:
                 return
             choice: dict[str, Any] = {"delta": {"content": word}} if is_chat else {"text": word}
             choice["logprobs"] = blocks[index] if blocks else None
             is_last = index == len(words) - 1
-            choice["finish_reason"] = self.peer.finish_reason if is_last else None
+            choice["finish_reason"] = self._peer.finish_reason if is_last else None
             self._event(json.dumps({"choices": [choice]}))
         self._event("[DONE]")
 
     def _tokenize(self, body: dict[str, Any]) -> None:
-        if not self.peer.has_tokenize:
+        if not self._peer.has_tokenize:
             self._send({"detail": "Not Found"}, status=404)
         else:
             self._send({"tokens": [hash(word) for word in body["prompt"].split(" ")[1:]]})
 
     def _is_known(self) -> bool:
-        is_known = self.headers.get("authorization", "") in ("", f"Bearer {self.peer.api_key}")
-        if self.peer.api_key and not (is_known and self.headers.get("authorization")):
-            self._send({"error": {"message": "no such key"}}, status=401)
-            return False
-        return True
+        shown = self._request.headers.get("authorization", "")
+        return not self._peer.api_key or shown == f"Bearer {self._peer.api_key}"
 
     def _event(self, data: str) -> None:
-        self.wfile.write(f"data: {data}\n\n".encode())
+        self._request.wfile.write(f"data: {data}\n\n".encode())
 
     def _send(self, content: dict[str, Any], status: int = 200) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 64  # connections come by as many at a time as the command is told
+        headers = {"content-type": "application/json"}
+        answer(json.dumps(content).encode(), status, headers=headers)(self._request)
 
 
 @contextmanager
 def served_peer(peer: Peer) -> Iterator[Peer]:
     """Serve on a free loopback port until the block ends."""
-    handler = type("Handler", (_Handler,), {"peer": peer})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    peer.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with scripted_server(lambda request: _Exchange(peer, request).answer()) as server:
+        peer.url = server.url
         yield peer
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,4 +1,4 @@
-"""Scripted stand-ins for the router's seams: a language, a drafter, a verifier, a lossy link.
+"""Scripted stand-ins for the router's seams: a language, a drafter, a verifier, an engine.
 
 `language` plays the model: the next token is a pure function of the prefix, as it is under shared
 noise, so every test can say what the text must be, whatever happens on the way.
@@ -7,10 +7,8 @@ noise, so every test can say what the text must be, whatever happens on the way.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from deployments.link.mailbox import Mailbox
 from models.protocol.errors import Unavailable
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.grammars import Loosened
@@ -19,12 +17,10 @@ from models.protocol.messages import (
     Chosen,
     Close,
     DraftProbs,
-    Endpoint,
     EngineQuestion,
     EngineReply,
     EngineRequest,
     GrammarCommitted,
-    LeaseGrant,
     NeedOpen,
     NeedPrefix,
     Open,
@@ -324,89 +320,3 @@ class AnsweringEngine(ScriptedEngine):
         self.received.append(message)
         answer = self._answer(message)
         return super().handle(message) if answer is None else answer
-
-
-class LossyChannel:
-    """A link to a `ScriptedEngine` that loses, doubles, delays and reorders at random."""
-
-    def __init__(self, engine: ScriptedEngine, rng: random.Random, fault_rate: float) -> None:
-        self._engine = engine
-        self._rng = rng
-        self._fault_rate = fault_rate
-        self._held: list[EngineRequest] = []
-        self._mailbox: Mailbox[EngineReply] = Mailbox()
-
-    def send(self, message: EngineRequest) -> None:
-        if self._mailbox.is_lost or self._happens():
-            return
-        self._held.append(message)
-        if self._happens():
-            return  # late: goes out with a later message
-        if self._happens():
-            self._held.append(message)
-        if self._happens():
-            self._rng.shuffle(self._held)
-        replies = [reply for held in self._held for reply in self._engine.handle(held)]
-        self._held = []
-        self._deliver(replies)
-
-    def _deliver(self, replies: list[EngineReply]) -> None:
-        if self._happens():
-            self._rng.shuffle(replies)
-        for reply in replies:
-            if self._happens():
-                continue
-            self._mailbox.put(reply)
-            if self._happens():
-                self._mailbox.put(reply)
-
-    def _happens(self) -> bool:
-        return self._rng.random() < self._fault_rate
-
-    def lose(self) -> None:
-        self._mailbox.mark_lost("scripted loss")
-
-    async def receive(self) -> EngineReply:
-        return await self._mailbox.get()
-
-    def peek(self) -> EngineReply | None:
-        return self._mailbox.peek()
-
-
-class ScriptedLease:
-    def __init__(self, pool: ScriptedPool, channel: LossyChannel, epoch: int) -> None:
-        self._pool = pool
-        self.channel = channel
-        self.is_released = False
-        self.grant = LeaseGrant(
-            endpoint=Endpoint(address="scripted", public_key="", epoch=epoch), asker_key="key"
-        )
-
-    async def release(self) -> None:
-        self.is_released = True
-
-
-class ScriptedPool:
-    """Every lease is granted by the newest engine; `crash` replaces it by an empty one."""
-
-    def __init__(self, seed: int = 0, fault_rate: float = 0.0) -> None:
-        self._rng = random.Random(seed)
-        self._fault_rate = fault_rate
-        self.engine = ScriptedEngine(epoch=1)
-        self.leases: list[ScriptedLease] = []
-        self.num_refusals_left = 0
-
-    async def lease(self, session_id: str, *, timeout_s: float) -> ScriptedLease:
-        await asyncio.sleep(0)
-        if self.num_refusals_left > 0:
-            self.num_refusals_left -= 1
-            raise Unavailable("scripted refusal")
-        channel = LossyChannel(self.engine, self._rng, self._fault_rate)
-        lease = ScriptedLease(self, channel, self.engine.epoch)
-        self.leases.append(lease)
-        return lease
-
-    def crash(self) -> None:
-        self.engine = ScriptedEngine(epoch=self.engine.epoch + 1)
-        for lease in self.leases:
-            lease.channel.lose()

@@ -7,7 +7,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Script = Callable[[BaseHTTPRequestHandler], None]
+
+class Request(BaseHTTPRequestHandler):
+    """A request with its body, which the server's script answers."""
+
+    server: _Server
+    body = b""
+
+    def do_GET(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.scripted.script(self)
+
+    do_HEAD = do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+Script = Callable[[Request], None]
 
 
 def answer(
@@ -19,33 +36,30 @@ def answer(
 ) -> Script:
     """Answers with `body`, of which a header may announce more than come."""
 
-    def script(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
+    def script(request: Request) -> None:
+        request.send_response(status)
         for name, value in (headers or {}).items():
-            handler.send_header(name, value)
-        handler.send_header("content-length", str(announced_bytes or len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
+            request.send_header(name, value)
+        request.send_header("content-length", str(announced_bytes or len(body)))
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(body)
 
     return script
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # connections that may come at once
+    scripted: ScriptedServer
+
+
 class ScriptedServer:
-    """Answers every POST by `script` as it then is."""
+    """Answers every GET, HEAD and POST by `script` as it then is."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        scripted = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                scripted.script(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Request)
+        self._server.scripted = self
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.protocol.messages import Sampling
 from models.protocol.rules import VerificationRule
-from models.sampling.verification import VerifiedDraft, draw_tokens
+from models.sampling.verification import VerifiedDraft, draw_ids
 
 TIMID = VerificationRule(
     name="timid",
@@ -23,8 +23,7 @@ def verify_timidly(scores: Tensor, drafts: Sequence[VerifiedDraft]) -> list[list
         rows = range(min(2, each.num_rows))
         chosen = [each.first_row + row for row in rows]
         sampling = Sampling(seed=each.seed)
-        tokens = draw_tokens(
-            scores[chosen], [sampling] * len(rows), [each.position + row for row in rows]
-        )
+        positions = [each.position + row for row in rows]
+        tokens = draw_ids(scores[chosen], [sampling] * len(rows), positions).tolist()
         texts.append(tokens if tokens[0] == each.draft[0] else tokens[:1])
     return texts

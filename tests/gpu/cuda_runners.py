@@ -24,7 +24,6 @@ from tests.cases.models.greedy import greedy_text
 VOCAB_SIZE = 2048
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 256  # the built-in kernel takes multiples of this only
-NO_EOS = -1
 
 
 @cache

@@ -9,10 +9,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from models.engine.runner import ModelRunner
 from models.gpu.fp8 import LEAST_CAPABILITY, Fp8Linear, round_rows
-from models.gpu.kernels.operations import TritonOperations
 from models.gpu.kernels.product import BLOCK_ROWS, InvariantLinear
 from models.gpu.operands import Norm, Rotation, Slots
-from models.gpu.operations import TorchOperations
+from models.gpu.operations import TORCH, triton_operations
 from models.gpu.products import int8_linear
 from models.layers.quantization import quantize_weight
 from models.sampling.draws import draw_from_logits
@@ -53,7 +52,7 @@ def test_draws_are_those_of_a_cpu(cuda: torch.device, seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [64, 1000, 4096, 8192])
 def test_layers_are_those_of_torch(cuda: torch.device, width: int, dtype: torch.dtype) -> None:
-    plain, kernels = TorchOperations(), TritonOperations()
+    plain, kernels = TORCH, triton_operations()
     rows, update = (random(cuda, 7, width, seed=seed).to(dtype) for seed in range(2))
     norm = Norm(random(cuda, width, seed=2).to(dtype), 1e-5)
     for got, expected in zip(
@@ -71,7 +70,7 @@ def test_heads_are_those_of_torch(cuda: torch.device, head_dim: int) -> None:
     mixed = random(cuda, 6, 8 * head_dim).bfloat16()
     norm = Norm(random(cuda, 6, head_dim, seed=2).bfloat16(), 1e-6)
     found = []
-    for operations in (TorchOperations(), TritonOperations()):
+    for operations in (TORCH, triton_operations()):
         keys = torch.zeros(40, 2, head_dim, dtype=torch.bfloat16, device=cuda)
         row_slots = torch.tensor([3, 4, 5, 39, 0, 20], device=cuda)
         slots = Slots(keys, torch.zeros_like(keys), row_slots)

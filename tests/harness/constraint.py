@@ -82,14 +82,8 @@ def pids(workers: ConstraintWorkers) -> list[int]:
     return workers.pids[:-1]
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # it is about another process
-            await asyncio.sleep(0.01)
-
-
 async def until(attempt: Callable[[], Awaitable[ConstraintReply]], kind: type) -> ConstraintReply:
     async with asyncio.timeout(30):
-        while not isinstance(reply := await attempt(), kind):  # noqa: ASYNC110  # likewise
+        while not isinstance(reply := await attempt(), kind):  # noqa: ASYNC110  # it is about another process
             await asyncio.sleep(0.02)
     return reply

@@ -6,12 +6,13 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 import openai
 import uvicorn
+from starlette.types import ASGIApp
 
 from deployments.api.http import create_app
 from router.types import Generator
@@ -19,12 +20,17 @@ from tests.fakes.http import ScriptedGenerator, http_service
 
 
 @asynccontextmanager
-async def client_of(
-    generator: ScriptedGenerator, **options: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(http_service(generator, **options)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+async def client_over(app: ASGIApp, prefix: str = "") -> AsyncIterator[httpx.AsyncClient]:
+    """With a `prefix` as Serve's proxy and uvicorn serve under one: it stays in the path."""
+    transport = httpx.ASGITransport(app, root_path=prefix)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://test{prefix}") as client:
         yield client
+
+
+def client_of(
+    generator: ScriptedGenerator, *, prefix: str = "", **options: Any
+) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_over(create_app(http_service(generator, **options)), prefix)
 
 
 def events_of(text: str) -> list[Any]:

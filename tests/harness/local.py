@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
+from deployments.api.keys import ApiKeys
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import ModelConfig
 from deployments.constraint.reward_workers import RewardWorkers
@@ -31,6 +32,7 @@ from models.grammar.masks import GrammarHandler
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
+from models.text.tools.prompt import TurnFormats
 from router.drafters.choice import drafter_names
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
@@ -83,8 +85,8 @@ class LocalService:
     async def freed(self) -> bool:
         """Whether the target gets rid of all sessions and blocks within 5 s of their end."""
         for _ in range(500):
-            stats = self.target.stats()
-            if stats.num_sessions == 0 and stats.num_free_blocks == stats.num_blocks:
+            load = self.target.load()
+            if load.num_sessions == 0 and load.num_free_blocks == load.num_blocks:
                 return True
             await asyncio.sleep(0.01)
         return False
@@ -173,16 +175,14 @@ async def local_service(
     draft_kv_cache_tokens: int | None = None,
     link_to: Callable[[str, Any], Any] = lambda name, pool: pool,
     further_drafts: Mapping[str, Path] | None = None,
-    pinned: int | None = None,
+    planner: RouterPlanner | None = None,
     heads: Path | None = None,
 ) -> AsyncIterator[LocalService]:
     """Engines in threads of their own over lent models; `link_to` puts a link between the router
     and a pool; `further_drafts` are draft models beside the first, by name.
 
-    `pinned` is the k of requests that name none, in place of the planner's choice; `heads` draft in
-    the target's process.
+    `planner` chooses k in place of a new one; `heads` draft in the target's process.
     """
-
     shared: dict[str, Any] = {
         "dtype": dtype,
         "block_size": block_size,
@@ -218,7 +218,7 @@ async def local_service(
         )
         services = engines.services(
             link=link_to,
-            planner=RouterPlanner(PassCosts(), pinned=pinned),
+            planner=planner or RouterPlanner(PassCosts()),
             speculation=speculation or NO_LOOKUP,
             limits=limits or SessionLimits(draft_ms=20_000),
         )
@@ -271,22 +271,32 @@ RUNNERS = Runners(most=4, most_bytes=2**26)
 
 
 @asynccontextmanager
-async def demo_app(*, has_draft: bool = True, **options: Any) -> AsyncIterator[Starlette]:
-    """The application; `options` are those of `local_service`."""
-    draft = DEMO / "draft" if has_draft else None
+async def demo_app(
+    draft: Path | None = DEMO / "draft",
+    *,
+    formats: TurnFormats | None = None,
+    api_keys: ApiKeys | None = None,
+    **options: Any,
+) -> AsyncIterator[Starlette]:
+    """The application; `draft` None: no draft model, `formats` None: those of the demo's template.
+
+    `options` are those of `local_service`.
+    """
     options = {"max_model_len": 256} | options
     tokenizer = demo_tokenizer()
     async with local_service(DEMO / "target", draft, **options) as service:
         config = RouterConfig(model_name="demo", max_model_len=options["max_model_len"])
         shared = service.services
         drafters = drafter_names(shared.speculation, shared.draft_pools)
+        model = served_model(config, tokenizer, created=0, drafters=drafters)
         yield create_app(
             HttpService(
-                model=served_model(config, tokenizer, created=0, drafters=drafters),
+                model=replace(model, formats=formats or model.formats),
                 generator=service.generator,
-                health=HealthProbe(service.generator, tokenizer, timeout_s=5.0),
+                health=HealthProbe(service.generator, tokenizer, "demo", timeout_s=10.0),
                 body_limit_bytes=config.body_limit_bytes,
                 send_timeout_s=config.timeouts.token_gap_s,
+                api_keys=api_keys,
             )
         )
 

@@ -174,7 +174,7 @@ class Leader:
         self._engine.own_drafts.fix(num_tokens, num_tree_rows)
 
     def num_preemptions(self) -> int:
-        return int(self._engine.stats().num_preemptions)
+        return int(self._engine.load().num_preemptions)
 
     def check_blocks(self) -> None:
         self._runner.pool.check([*self._engine.block_tables(), *self._tables.values()])

@@ -7,26 +7,16 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import openai
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.api.health import HealthProbe
-from deployments.api.http import HttpService, create_app
-from deployments.api.keys import ApiKeys
-from deployments.config.schema import RouterConfig
-from deployments.constraint.reward_workers import RewardWorkers
-from deployments.ingress.service import served_model
 from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Served, served
-from models.text.tools.prompt import TurnFormats
-from router.drafters.choice import drafter_names
-from router.limits import SpeculationLimits
-from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
+from tests.harness.local import DEMO, demo_app, demo_grammar_host
 
 ServedDemo = Served
 
@@ -48,48 +38,33 @@ def mounted(app: ASGIApp, prefix: str) -> ASGIApp:
 
 
 @asynccontextmanager
-async def demo_over_http(
-    draft: Path | None = DEMO / "draft",
-    *,
-    formats: TurnFormats | None = None,
-    speculation: SpeculationLimits | None = None,
-    prefix: str = "",
-    api_keys: ApiKeys | None = None,
-    rewards: RewardWorkers | None = None,
-    **limits: Any,
-) -> AsyncIterator[Target]:
-    """Serve with real engines in this process until the block ends; `draft` None: no drafts.
+async def demo_over_http(*, prefix: str = "", **options: Any) -> AsyncIterator[Target]:
+    """Serve with real engines and grammars in this process until the block ends.
 
-    `formats` None: those of the demo's own template. `prefix` is where Serve would have mounted it,
-    `limits` are of the config's router.
+    `prefix` is where Serve would have mounted it; `options` are those of `demo_app`.
     """
-    tokenizer = demo_tokenizer()
-    config = RouterConfig(model_name="demo", max_model_len=1024, **limits)
-    model = served_model(config, tokenizer, created=0)
-    model = replace(model, formats=formats or model.formats)
-    host = demo_grammar_host()
-    async with local_service(
-        DEMO / "target", draft, grammar_host=host, rewards=rewards, speculation=speculation
-    ) as service:
-        health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
-        shared = service.services
-        drafters = drafter_names(shared.speculation, shared.draft_pools)
-        routes = HttpService(
-            model=replace(model, drafters=drafters),
-            generator=service.generator,
-            health=health,
-            body_limit_bytes=config.body_limit_bytes,
-            send_timeout_s=config.timeouts.token_gap_s,
-            api_keys=api_keys,
-        )
-        app = mounted(create_app(routes), prefix)
+    usual: dict[str, Any] = {"max_model_len": 1024, "grammar_host": demo_grammar_host()}
+    async with demo_app(**usual | options) as app:
         listener = socket.create_server(("127.0.0.1", 0))  # who comes early waits in its backlog
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        config = uvicorn.Config(mounted(app, prefix), log_config=None, lifespan="off", ws="none")
+        server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve([listener]))
         try:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            yield Target(url + prefix, model.name, DEMO / "target")
+            yield Target(url + prefix, "demo", DEMO / "target")
         finally:
             server.should_exit = True
             await task
             listener.close()
+
+
+@asynccontextmanager
+async def demo_client(**options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of it; `options` are those of `demo_over_http`."""
+    async with (
+        demo_over_http(**options) as target,
+        openai.AsyncOpenAI(
+            base_url=f"{target.root_url}/v1", api_key="none", max_retries=0
+        ) as client,
+    ):
+        yield client

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from loadtest.clients.results import CheckResult, ClientResult, read_checks
 from loadtest.clients.run_client import check_programs, run_client
 from loadtest.clients.venvs import NotInstallable, ensured_venv
 from loadtest.report.machine import ROOT
+from tests.fakes.scripted_server import answer, scripted_server
 
 TARGET = Target("http://127.0.0.1:9", "tiny", ROOT)
 BIN = Path(sys.executable).parent
@@ -340,22 +339,6 @@ def test_a_script_for_node_finds_its_packages_and_says_what_it_found(
     assert result.version == "1.2"
 
 
-class _Api(http.server.BaseHTTPRequestHandler):
-    """A server that lets pages of all origins in, or none."""
-
-    lets_in = True
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        if self.lets_in:
-            self.send_header("access-control-allow-origin", "*")
-        self.end_headers()
-        self.wfile.write(b"hello")
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("lets_in", [True, False])
 def test_a_page_is_of_another_origin_and_says_what_it_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lets_in: bool
@@ -364,7 +347,6 @@ def test_a_page_is_of_another_origin_and_says_what_it_found(
         browser_path()
     except NotHere as missing:
         pytest.skip(str(missing))
-    monkeypatch.setattr(_Api, "lets_in", lets_in)
     package = tmp_path / "place" / "node_modules" / "openai"
     package.mkdir(parents=True)
     (package / "package.json").write_text('{"name": "openai", "version": "1.2"}')
@@ -385,11 +367,9 @@ def test_a_page_is_of_another_origin_and_says_what_it_found(
     client = Client(
         name="openai (page)", requirements=(), script="page.mjs", is_npm=True, is_page=True
     )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        target = Target(f"http://127.0.0.1:{server.server_port}", "tiny", ROOT)
-        result = run_client(client, tmp_path / "place", target)
-        server.shutdown()
+    headers = {"access-control-allow-origin": "*"} if lets_in else {}
+    with scripted_server(answer(b"hello", headers=headers)) as server:
+        result = run_client(client, tmp_path / "place", Target(server.url, "tiny", ROOT))
     assert result.version.startswith("1.2, Chromium ")
     assert [check.ok for check in result.checks] == [lets_in]
     assert bool(result.failures) is not lets_in
@@ -404,8 +384,7 @@ def test_a_client_behind_nginx_asks_nginx(tmp_path: Path, monkeypatch: pytest.Mo
         nginx_version()
     except NotHere as missing:
         pytest.skip(str(missing))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with scripted_server(answer(b"hello")) as server:
         program = (
             "import json, sys, urllib.request\n"
             "answer = urllib.request.urlopen(sys.argv[1])\n"
@@ -420,9 +399,7 @@ def test_a_client_behind_nginx_asks_nginx(tmp_path: Path, monkeypatch: pytest.Mo
             is_behind_nginx=True,
             environment={"PYTHONPATH": str(tmp_path)},
         )
-        target = Target(f"http://127.0.0.1:{server.server_port}", "tiny", ROOT)
-        result = run_client(client, BIN, target)
-        server.shutdown()
+        result = run_client(client, BIN, Target(server.url, "tiny", ROOT))
     assert result.failures == []
     assert [(check.ok, check.detail) for check in result.checks] == [(True, "hello")]
     assert f"nginx {nginx_version()}" in result.version

@@ -29,12 +29,3 @@ def test_what_is_not_there_cannot_be_used() -> None:
     entries = filled(2, "ab")
     assert entries.use("x") is None
     assert list(entries) == ["a", "b"]
-
-
-def test_entries_can_be_taken_out() -> None:
-    entries = filled(2, "ab")
-    del entries["a"]
-    assert entries.pop("b", None) == 1
-    assert entries.pop("b", None) is None
-    entries["c"] = 7
-    assert dict(entries) == {"c": 7}

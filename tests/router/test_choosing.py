@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from models.protocol.errors import ContextTooLong, InvalidRequest, ServingError
 from models.protocol.messages import Sampling
-from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
-from router.services import Services
 from router.types import Delta, Finished, GenerationRequest
-from tests.fakes.router import LetterDetokenizer, ScriptedPool, language
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.router import language, letters
+from tests.fakes.sessions import PROMPT, Front, asked
 
-PROMPT = (5, 9, 2)
 CHOICES = ((1, 2), (1, 2, 3), (7,), (8, 4, 4, 4))
 DRAWN = CHOICES[language(PROMPT) % len(CHOICES)]
 LIMITS = SessionLimits(
@@ -29,33 +27,17 @@ LIMITS = SessionLimits(
 
 
 def request(**changes: Any) -> GenerationRequest:
-    whole = GenerationRequest(
-        request_id="s",
-        prompt_ids=PROMPT,
-        sampling=Sampling(num_logprobs=0),
-        eos_ids=(0,),
-        max_tokens=20,
-        choices=CHOICES,
-    )
-    return dataclasses.replace(whole, **changes)
+    usual = {"sampling": Sampling(num_logprobs=0), "max_tokens": 20, "choices": CHOICES}
+    return asked(**(usual | changes))
 
 
-async def run(pool: Any, wanted: GenerationRequest) -> tuple[Delta, Finished]:
-    services = Services(target_pool=pool, draft_pools={}, constraint_pool=None, limits=LIMITS)
-    front = SpeculativeGenerator(services, max_model_len=40)
-    delta, end = [event async for event in front.generate(wanted, LetterDetokenizer())]
-    assert isinstance(delta, Delta)
-    assert isinstance(end, Finished)
+async def run(wanted: GenerationRequest) -> tuple[Delta, Finished]:
+    [delta], end = await Front(ScriptedPool(), max_model_len=40, limits=LIMITS).deltas(wanted)
     return delta, end
 
 
-def letters(ids: tuple[int, ...]) -> str:
-    detokenizer = LetterDetokenizer()
-    return detokenizer.push(ids) + detokenizer.flush()
-
-
 async def test_one_delta_has_the_choice_and_what_all_weigh() -> None:
-    delta, end = await run(ScriptedPool(), request())
+    delta, end = await run(request())
     assert (delta.token_ids, delta.text) == ((*DRAWN, 0), letters(DRAWN))
     assert delta.finish_reason == end.finish_reason == "stop"
     assert len(delta.choice_logprobs) == len(CHOICES)
@@ -79,7 +61,7 @@ async def test_one_delta_has_the_choice_and_what_all_weigh() -> None:
 async def test_what_ends_other_texts_ends_this_one(
     changes: dict[str, Any], num_tokens: int | None, text: str | None, reason: str
 ) -> None:
-    delta, end = await run(ScriptedPool(), request(**changes))
+    delta, end = await run(request(**changes))
     assert delta.finish_reason == reason
     if text is not None:
         assert (delta.text, end.num_completion_tokens) == (text, num_tokens)
@@ -99,5 +81,5 @@ async def test_what_cannot_be_weighed_is_refused(
     changes: dict[str, Any], error: type[ServingError], param: str
 ) -> None:
     with pytest.raises(error) as caught:
-        await run(ScriptedPool(), request(**changes))
+        await run(request(**changes))
     assert caught.value.param == param

@@ -14,24 +14,16 @@ from models.protocol.errors import ConstraintViolation, MaskUnavailable
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import DRAFT_MODEL
-from router.drafters.drafting import Drafting
 from router.drafters.kind import DrafterKind
 from router.drafters.ngram import NGRAM, NgramDrafter
-from router.drafters.side_by_side import SessionDrafters
-from router.guard import GrammarGuard, NoGrammar
 from router.loop import run_session
-from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from router.ports import Drafter, DrafterTraits
 from router.round_log import RoundLog
-from router.rounds import RoundWatch
 from router.session import Session
-from router.stats import RoundStats
-from router.stops import StopChecker
 from router.types import Delta
 from tests.fakes.router import (
     TIMING,
-    LetterDetokenizer,
     ScriptedConstrainer,
     ScriptedDrafter,
     ScriptedVerifier,
@@ -39,34 +31,20 @@ from tests.fakes.router import (
     continuation,
     letters,
 )
-
-PROMPT = [5, 9, 2]
+from tests.fakes.sessions import PROMPT, scripted_session
 
 
 def parts(
     *,
     k: int = 4,
-    max_tokens: int = 40,
-    stop: Sequence[str] = (),
     drafter: Drafter | None = None,
     kind: DrafterKind = DRAFT_MODEL,
-    verifier: ScriptedVerifier | None = None,
-    constrainer: ScriptedConstrainer | None = None,
     planner: FixedPlanner | None = None,
+    **options: Any,
 ) -> Session:
-    committed, generated, stats = TokenSequence(PROMPT), TokenSequence(), RoundStats()
-    watch = RoundWatch(stats, PassCosts(), planner or FixedPlanner(k, run_on=8))
-    drafters = SessionDrafters([]) if drafter is None else alone(drafter, kind)
-    guard = None if constrainer is None else GrammarGuard(constrainer, generated, stats)
-    return Session(
-        committed=committed,
-        generated=generated,
-        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=stop, max_tokens=max_tokens),
-        drafting=Drafting(drafters, committed, watch),
-        verifier=verifier or ScriptedVerifier(),
-        guard=guard or NoGrammar(),
-        watch=watch,
-    )
+    """Make a session; `options` are those of `scripted_session`."""
+    drafters = None if drafter is None else alone(drafter, kind)
+    return scripted_session(planner or FixedPlanner(k, run_on=8), drafters=drafters, **options)
 
 
 async def collect(session: Session) -> tuple[str, list[int], str]:
@@ -91,7 +69,7 @@ async def test_text_does_not_depend_on_k_or_acceptance(k: int, pattern: list[int
     assert ids == expected
     assert text == letters(expected)
     assert finish == "length"
-    assert session.committed.ids == PROMPT + expected
+    assert session.committed.ids == [*PROMPT, *expected]
 
 
 async def test_plain_decoding_lets_the_target_go_on_alone() -> None:

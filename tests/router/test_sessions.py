@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from typing import Any
 
 import pytest
 
@@ -23,20 +21,17 @@ from models.protocol.messages import (
 )
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import POOL
-from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
+from router.lookahead.session import open_lookahead
 from router.remote.draft import RemoteDrafter
-from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.engine import EngineClient
 from router.remote.target import RemoteVerifier
 from router.services import Services
-from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
-from tests.fakes.router import (
-    TIMING,
-    AnsweringEngine,
-    LetterDetokenizer,
-    ScriptedPool,
-    continuation,
-)
+from router.types import GenerationRequest, LookaheadSettings, SpeculationSettings
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.router import TIMING, AnsweringEngine, LetterDetokenizer, continuation, letters
+from tests.fakes.sessions import NO_LOOKUP, OPENING, PROMPT, Front, asked
+from tests.router.remote.test_losses import ScoringProcess
 
 LIMITS = SessionLimits(
     queue_wait_s=1.0,
@@ -48,52 +43,19 @@ LIMITS = SessionLimits(
     failover_s=1.0,
     max_losses=4,
 )
-PROMPT = (5, 9, 2)
-
-
-def opening(session_id: str = "s") -> OpenTemplate:
-    return OpenTemplate(session_id=session_id, sampling=Sampling(), eos_ids=(0,), prompt_len=3)
 
 
 def request(
     request_id: str = "r", *, max_tokens: int = 60, k: int | None = None
 ) -> GenerationRequest:
-    return GenerationRequest(
-        request_id=request_id,
-        prompt_ids=PROMPT,
-        sampling=Sampling(),
-        eos_ids=(0,),
-        max_tokens=max_tokens,
-        speculation=SpeculationSettings(num_speculative_tokens=k),
-    )
+    speculation = SpeculationSettings(num_speculative_tokens=k)
+    return asked(request_id=request_id, max_tokens=max_tokens, speculation=speculation)
 
 
-NO_LOOKUP = SpeculationLimits(
-    max_num_speculative_tokens=8, prompt_lookup_max=0, suffix_decoding_max_tree_depth=0
-)
-
-
-def generator(
+def front_of(
     target: ScriptedPool, draft: ScriptedPool | None, speculation: SpeculationLimits = NO_LOOKUP
-) -> SpeculativeGenerator:
-    services = Services(
-        target_pool=target,
-        draft_pools={} if draft is None else {POOL: draft},
-        constraint_pool=None,
-        speculation=speculation,
-        limits=LIMITS,
-    )
-    return SpeculativeGenerator(services, max_model_len=200)
-
-
-async def run(front: SpeculativeGenerator, wanted: GenerationRequest) -> tuple[list[int], Finished]:
-    ids: list[int] = []
-    events = [event async for event in front.generate(wanted, LetterDetokenizer())]
-    for event in events[:-1]:
-        assert isinstance(event, Delta)
-        ids.extend(event.token_ids)
-    assert isinstance(events[-1], Finished)
-    return ids, events[-1]
+) -> Front:
+    return Front(target, draft, speculation=speculation, limits=LIMITS)
 
 
 @pytest.mark.parametrize("has_draft", [False, True], ids=["lookup", "chain"])
@@ -101,10 +63,10 @@ async def run(front: SpeculativeGenerator, wanted: GenerationRequest) -> tuple[l
 async def test_a_faulty_link_changes_no_text_where_known_answers_continue_the_drafts(
     seed: int, has_draft: bool
 ) -> None:
-    target, draft = ScriptedPool(seed, fault_rate=0.15), ScriptedPool(seed + 100, fault_rate=0.15)
-    front = generator(target, draft if has_draft else None, SpeculationLimits())
+    target, draft = (ScriptedPool(seed=of, fault_rate=0.15) for of in (seed, seed + 100))
+    front = front_of(target, draft if has_draft else None, SpeculationLimits())
     for number in range(3):
-        ids, finished = await run(front, request(f"r{number}"))
+        ids, finished = await front.run(request(f"r{number}"))
         assert ids == continuation(PROMPT, 60)
     assert finished.speculation.num_accepted_by["suffix"] > 0
 
@@ -123,33 +85,30 @@ async def test_answers_are_drafted_from_by_those_who_may(
     salt: str, verification: str, temperature: float, is_known: bool
 ) -> None:
     """Of the same salt, and not where the text would depend on what an equal seed had chosen."""
-    front = generator(ScriptedPool(), None, SpeculationLimits())
+    front = front_of(ScriptedPool(), None, SpeculationLimits())
     for name, cache_salt in (("first", "a"), ("second", salt)):
-        asked = dataclasses.replace(
-            request(name),
-            cache_salt=cache_salt,
-            sampling=Sampling(temperature=temperature, verification=verification),
-        )
-        ids, finished = await run(front, asked)
+        sampling = Sampling(temperature=temperature, verification=verification)
+        wanted = asked(request_id=name, cache_salt=cache_salt, sampling=sampling)
+        ids, finished = await front.run(wanted)
         assert ids == continuation(PROMPT, 60)
     assert (finished.speculation.num_accepted_draft_tokens > 10) == is_known
 
 
 async def test_a_faultless_session_sends_each_token_once() -> None:
     target, draft = ScriptedPool(), ScriptedPool()
-    await run(generator(target, draft), request(k=3))
+    await front_of(target, draft).run(request(k=3))
     committed = len(PROMPT) + 60
-    assert target.engine.num_tokens_received <= committed
-    assert draft.engine.num_tokens_received <= committed
+    assert target.process.num_tokens_received <= committed
+    assert draft.process.num_tokens_received <= committed
     assert all(lease.is_released for lease in target.leases + draft.leases)
-    assert target.engine.logs == {}
-    assert draft.engine.logs == {}
+    assert target.process.logs == {}
+    assert draft.process.logs == {}
 
 
 async def test_no_draft_at_all_is_plain_decoding() -> None:
     draft = ScriptedPool()
     draft.num_refusals_left = 10_000
-    ids, finished = await run(generator(ScriptedPool(), draft), request(k=4))
+    ids, finished = await front_of(ScriptedPool(), draft).run(request(k=4))
     assert ids == continuation(PROMPT, 60)
     assert finished.speculation.num_spec_steps == 0
 
@@ -157,7 +116,7 @@ async def test_no_draft_at_all_is_plain_decoding() -> None:
 async def test_a_draft_session_closed_while_joining_stops_trying() -> None:
     pool = ScriptedPool()
     pool.num_refusals_left = 10_000
-    session = RemoteDrafter(EngineClient(pool, opening(), LIMITS), LIMITS, TokenSequence(PROMPT))
+    session = RemoteDrafter(EngineClient(pool, OPENING, LIMITS), LIMITS, TokenSequence(PROMPT))
     session.start()
     await asyncio.sleep(0.02)
     await session.close()
@@ -168,18 +127,18 @@ async def test_a_draft_session_closed_while_joining_stops_trying() -> None:
 
 async def test_a_client_that_goes_away_frees_both_engines() -> None:
     target, draft = ScriptedPool(), ScriptedPool()
-    events = generator(target, draft).generate(request(k=2), LetterDetokenizer())
+    events = front_of(target, draft).generator.generate(request(k=2), LetterDetokenizer())
     await anext(events)
     await events.aclose()
     assert all(lease.is_released for lease in target.leases + draft.leases)
-    assert target.engine.logs == {}
+    assert target.process.logs == {}
 
 
 async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
-    front = generator(ScriptedPool(), None)
+    front = front_of(ScriptedPool(), None)
     with pytest.raises(ContextTooLong, match=r"3 tokens and max_tokens of 198 exceed .* 200"):
-        await run(front, request(max_tokens=198))
-    ids, _ = await run(front, request(max_tokens=197))
+        await front.run(request(max_tokens=198))
+    ids, _ = await front.run(request(max_tokens=197))
     assert len(ids) == 197
 
 
@@ -187,16 +146,8 @@ async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
     ("field", "value"), [("max_tokens", -1), ("prompt_ids", ())], ids=["budget", "prompt"]
 )
 async def test_senseless_requests_are_refused_by_name(field: str, value: object) -> None:
-    values: dict[str, Any] = {
-        "request_id": "r",
-        "prompt_ids": PROMPT,
-        "sampling": Sampling(),
-        "eos_ids": (0,),
-        "max_tokens": 5,
-        field: value,
-    }
     with pytest.raises(InvalidRequest, match=field.removesuffix("_ids")):
-        await run(generator(ScriptedPool(), None), GenerationRequest(**values))
+        await front_of(ScriptedPool(), None).run(asked(**{field: value}))
 
 
 async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> None:
@@ -216,8 +167,8 @@ async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> Non
         ]
 
     target = ScriptedPool()
-    target.engine = AnsweringEngine(first_part_only)
-    session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
+    target.process = AnsweringEngine(first_part_only)
+    session = RemoteVerifier(EngineClient(target, OPENING, LIMITS), LIMITS)
     async with asyncio.timeout(5 * LIMITS.token_gap_s):
         verdicts = [verdict async for verdict in session.verify(TokenSequence(PROMPT), [], 3)]
     assert [verdict.part for verdict in verdicts] == [0]
@@ -236,8 +187,8 @@ async def test_after_missing_masks_the_session_is_opened_again() -> None:
         return [failed]
 
     target = ScriptedPool()
-    target.engine = engine = AnsweringEngine(without_masks)
-    session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
+    target.process = engine = AnsweringEngine(without_masks)
+    session = RemoteVerifier(EngineClient(target, OPENING, LIMITS), LIMITS)
     committed = TokenSequence(PROMPT)
     with pytest.raises(MaskUnavailable):
         _ = [verdict async for verdict in session.verify(committed, [], 0)]
@@ -261,9 +212,9 @@ async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done()
         return [cut]
 
     draft = ScriptedPool()
-    draft.engine = AnsweringEngine(cut_first)
+    draft.process = AnsweringEngine(cut_first)
     committed = TokenSequence(PROMPT)
-    session = RemoteDrafter(EngineClient(draft, opening(), LIMITS), LIMITS, committed)
+    session = RemoteDrafter(EngineClient(draft, OPENING, LIMITS), LIMITS, committed)
     session.start()
     await asyncio.wait_for(session.joined(), 1.0)
     assert session.is_ready
@@ -285,9 +236,9 @@ async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
         return None
 
     draft = ScriptedPool()
-    draft.engine = engine = AnsweringEngine(keep_back)
+    draft.process = engine = AnsweringEngine(keep_back)
     committed = TokenSequence(PROMPT)
-    session = RemoteDrafter(EngineClient(draft, opening(), LIMITS), LIMITS, committed)
+    session = RemoteDrafter(EngineClient(draft, OPENING, LIMITS), LIMITS, committed)
     session.start()
     await asyncio.wait_for(session.joined(), 1.0)
     is_late = True
@@ -318,10 +269,23 @@ class PlacedScriptedPool(ScriptedPool):
 async def test_leases_are_asked_for_near_what_begins_alike_under_the_same_salt(key: str) -> None:
     target, draft = PlacedScriptedPool(), PlacedScriptedPool()
     for salt in ("a", "b"):
-        asked = dataclasses.replace(
-            request(f"r{salt}"), prefix_key=key, cache_salt=salt, adapter="lora"
-        )
-        ids, _ = await run(generator(target, draft), asked)
+        wanted = asked(prefix_key=key, cache_salt=salt, adapter="lora")
+        ids, _ = await front_of(target, draft).run(wanted)
         assert ids == continuation(PROMPT, 60)
     assert target.keys == (["lora a begins", "lora b begins"] if key else [])
     assert draft.keys == ([" a begins", " b begins"] if key else [])
+
+
+async def test_look_aheads_too_are_asked_for_near_what_begins_alike() -> None:
+    target, draft = PlacedScriptedPool(), PlacedScriptedPool()
+    services = Services(
+        target_pool=target,
+        draft_pools={POOL: draft},
+        constraint_pool=ScriptedPool(ScoringProcess),
+        limits=LIMITS,
+    )
+    lookahead = LookaheadSettings(method="cdsl", reward="{}", text_of=letters, candidates=2)
+    wanted = asked(prefix_key="begins", cache_salt="a", adapter="lora", lookahead=lookahead)
+    async with open_lookahead(wanted, services, LetterDetokenizer()):
+        assert target.keys == ["lora a begins"] * 3, "the text and two roll-outs"
+        assert draft.keys == [" a begins"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.api.history.calls import text_at
 from deployments.api.schemas.strict_fields import refuse_value
 
 MAX_PARTS = 4096  # parts of one message's content
@@ -77,7 +78,7 @@ def said_in(content: Any) -> Said:
             said.calls.append(part)
         elif _THOUGHT_PARTS.match(kind):
             said.thoughts.append(thought_in(part))
-        elif text := _first_text(part, _SAID):
+        elif text := text_at(part, _SAID):
             said.texts.append(text)
     return said
 
@@ -132,8 +133,3 @@ def as_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:
         return "[...]"
-
-
-def _first_text(part: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    texts = (part.get(name) for name in names)
-    return next((text for text in texts if isinstance(text, str) and text), "")

@@ -62,18 +62,9 @@ def lookahead_of(
             param="lookahead.verification",
         )
     return LookaheadSettings(
-        method=asked.method,
+        **asked.model_dump(exclude={"reward", "verification", "budget", "seed"}),
         reward=_reward(asked),
         text_of=_text_reader(tokenizer, after, shown_ids),
-        length=asked.length,
-        candidates=asked.candidates,
-        acceptance=asked.acceptance,
-        accept_threshold=asked.accept_threshold,
-        reward_threshold=asked.reward_threshold,
-        reward_weight=asked.reward_weight,
-        generation=asked.generation,
-        rollout=asked.rollout,
-        commit=asked.commit,
         budget=asked.budget or 0,
         seed=None if asked.seed is None else asked.seed % 2**64,
     )

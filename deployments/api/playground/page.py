@@ -1,9 +1,10 @@
-"""The playground: a page for people, at the root of the service. Plain files, no build step.
+"""Pages for people: the playground at the root, the API's at /docs. Plain files, no build step.
 
-The page is served without an API key, because a browser cannot send one before there is a page. Its
-requests to the API need the key like any client's, and the page asks its reader for it. It names
-its files and the API relative to its own address, so it works under any prefix. Nothing is loaded
-from elsewhere, nothing is inline, and the browser is told to hold it to that.
+They are served without an API key, because a browser cannot send one before there is a page. Their
+requests to the API need the key like any client's. A page asks its reader for it, and keeps it in
+the tab. Pages name their files and the API relative to their own address, so they work under any
+prefix. Nothing is loaded from elsewhere, nothing is inline, and the browser is told to hold them to
+that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _HEADERS = {
 
 
 class _Files(StaticFiles):
-    """The page's own files, with its headers."""
+    """The pages' own files, with their headers."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -46,7 +47,7 @@ _files = _Files(directory=_FILES)
 
 
 def playground_files() -> Mount:
-    """Return the route of the page's files, below `/playground`."""
+    """Return the route of the pages' files, below `/playground`."""
     return Mount(_MOUNT, _files)
 
 
@@ -55,3 +56,8 @@ async def playground_page(request: Request) -> Response:
     if not get_route_path(request.scope):  # the page's links are relative to its folder
         return RedirectResponse(request.scope["path"] + "/")
     return await _files.get_response("index.html", request.scope)
+
+
+async def docs_page(request: Request) -> Response:
+    """Return the page of `/docs`."""
+    return await _files.get_response("docs.html", request.scope)

@@ -26,7 +26,7 @@ from deployments.api.responses.truncation import prepare_truncated
 from deployments.api.responses.writer import ResponsesWriter, encode_named_events
 from deployments.api.schemas.requests import ChatCompletionRequest, SharedFields
 from deployments.api.schemas.sampling_defaults import with_defaults
-from deployments.api.schemas.tool_fields import mode_and_names
+from deployments.api.schemas.tool_fields import Choice, mode_and_names
 from deployments.api.writing.resuming import Begun
 from models.protocol.errors import InvalidRequest, ServingError
 
@@ -145,7 +145,7 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
         raise_invalid(error)
 
 
-def _chat_choice(choice: str) -> object:
+def _chat_choice(choice: Choice) -> object:
     mode, names = mode_and_names(choice)
     if not names:
         return mode

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.responses.items import Items
@@ -29,9 +29,14 @@ from deployments.api.schemas.strict_fields import (
     at_most,
     refuse_value,
     shown,
-    without_nulls,
 )
-from deployments.api.schemas.tool_fields import MAX_TOOLS, FunctionDefinition, allowed_choice
+from deployments.api.schemas.tool_fields import (
+    MAX_TOOLS,
+    ChoiceWord,
+    FunctionDefinition,
+    NamingChoice,
+    choice_of,
+)
 
 LOGPROBS = "message.output_text.logprobs"  # the one part that may be asked for beside the text
 # Parts of items that this server never writes, and a copy of the reasoning, which is there as text.
@@ -76,34 +81,11 @@ def is_other_tool(content: Any) -> bool:
     return isinstance(kind, str) and kind != "function"
 
 
-def _choice(content: Any) -> str:
-    """Read it like a chat's `tool_choice`: a word, or one with the names of functions."""
-    content = without_nulls(content)
-    if content in ("none", "auto", "required"):
-        return str(content)
-    if (name := _named(content)) is not None:
-        return f"={name}"
-    if isinstance(content, dict) and content.keys() == {"type", "mode", "tools"}:
-        tools = content["tools"]
-        if content["type"] == "allowed_tools" and isinstance(tools, list):
-            if content["mode"] == "auto":  # none of the others has to be called
-                tools = [tool for tool in tools if not is_other_tool(tool)]
-            read = allowed_choice(content["mode"], [_named(tool) for tool in tools])
-            if read is not None:
-                return read
-    refuse_value(
-        'must be none, auto, required, {"type": "function", "name": ...} or {"type": '
-        '"allowed_tools", "mode": "auto" or "required", "tools": [{"type": "function", "name": '
-        f"...}}, ...]}} with 1 to {MAX_TOOLS} tools (got {shown(content)})"
-    )
-
-
-def _named(content: Any) -> str | None:
-    """Return the name in `{"type": "function", "name": ...}`; None for another value."""
-    if not isinstance(content, dict) or content.keys() != {"type", "name"}:
-        return None
-    name = content["name"]
-    return name if content["type"] == "function" and isinstance(name, str) else None
+def _served(tools: Any, info: ValidationInfo) -> Any:
+    """Leave out tools that are not served where none of them has to be called."""
+    if info.data.get("mode") != "auto" or not isinstance(tools, list):
+        return tools
+    return [tool for tool in tools if not is_other_tool(tool)]
 
 
 def _included(content: Any) -> list[str]:
@@ -153,22 +135,38 @@ class ResponsesStreamOptions(StrictFields):
     include_obfuscation: bool = False
 
 
-class ChosenTool(StrictFields):
+class ChosenTool(NamingChoice):
     """The one function that must be called."""
 
     type: Literal["function"]
     name: str
 
+    def mode_and_names(self) -> tuple[str, tuple[str, ...]]:
+        """See `NamingChoice`."""
+        return "", (self.name,)
 
-class AllowedFunctions(StrictFields):
+
+class AllowedFunctions(NamingChoice):
     """The functions that may be called; the model sees the others too."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[
+        list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS), BeforeValidator(_served)
+    ]
+
+    def mode_and_names(self) -> tuple[str, tuple[str, ...]]:
+        """See `NamingChoice`."""
+        return self.mode, tuple(tool.name for tool in self.tools)
 
 
-_ChoiceIn = Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions
+_Choice = Annotated[
+    ChoiceWord | ChosenTool | AllowedFunctions,
+    choice_of(
+        '{"type": "function", "name": ...} or {"type": "allowed_tools", "mode": "auto" or '
+        '"required", "tools": [{"type": "function", "name": ...}, ...]}'
+    ),
+]
 _MetadataIn = Annotated[dict[str, str | None], Field(max_length=_MAX_METADATA)]
 
 
@@ -211,7 +209,7 @@ class ResponsesRequest(SharedFields):
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     tools: _Tools = Field(default_factory=list)
     other_tools: SkipJsonSchema[tuple[tuple[int, str], ...]] = ()  # left out: place and kind
-    tool_choice: Annotated[str, BeforeValidator(_choice, json_schema_input_type=_ChoiceIn)] = "auto"
+    tool_choice: _Choice = "auto"
     parallel_tool_calls: bool = True
     include: Annotated[
         list[str],

@@ -20,8 +20,7 @@ from deployments.api.responses.shapes import (
 )
 from deployments.api.schemas.answers import metrics_of, usage_of
 from deployments.api.schemas.logprobs import TokenNames, chat_logprob
-from deployments.api.schemas.tool_fields import mode_and_names
-from deployments.api.writing.writers import AnswerHead
+from deployments.api.writing.writers import AnswerHead, Writer
 from models.text.tools.reader import ArgumentsPart, CallBegun, Said, Thought, TurnReader
 from models.text.tools.turn import Turn
 from router.types import Delta, Finished
@@ -40,8 +39,8 @@ def _type(body: bytes) -> bytes:
     return body[len(_TYPE) : body.index(b'"', len(_TYPE))]
 
 
-class ResponsesWriter:
-    """Implements `Writer`.
+class ResponsesWriter(Writer):
+    """Writes the answer of POST /v1/responses.
 
     Args:
         head: of the answer.
@@ -50,7 +49,7 @@ class ResponsesWriter:
     """
 
     def __init__(self, head: AnswerHead, asked: ResponsesRequest, turn: Turn | None) -> None:
-        self._head = head
+        super().__init__(head)
         self._asked = asked
         self._turn = turn
         self._reader = None if turn is None else TurnReader(turn)
@@ -59,11 +58,6 @@ class ResponsesWriter:
         self._num_thought = 0  # tokens of reasoning
         self._names = TokenNames(head.tokenizer)
         self._unsaid: list[Logprob] = []  # for tokens that no text has come with yet
-
-    @property
-    def head(self) -> AnswerHead:
-        """The head that it was made for."""
-        return self._head
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
@@ -97,10 +91,6 @@ class ResponsesWriter:
         last = {"type": f"response.{response.status}", "response": response}
         return self._encoded([*self._items.taken(), last])
 
-    def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
-        """See `Writer`."""
-        return []
-
     def failed(self, body: bytes) -> bytes:
         """Return the event for an error's body; OpenAI's clients raise its `error`."""
         error = msgspec.json.decode(body)["error"]
@@ -108,7 +98,7 @@ class ResponsesWriter:
         return self._encoded([{"type": "error", **said, "error": error}])[0]
 
     def _take(self, delta: Delta) -> None:
-        if self._head.num_logprobs >= 0:
+        if self.head.num_logprobs >= 0:
             entries = (chat_logprob(token, self._names) for token in delta.shown)
             self._unsaid += [msgspec.Raw(_encoder.encode(entry)) for entry in entries]
         if self._reader is None:
@@ -157,7 +147,7 @@ class ResponsesWriter:
 
     def _response(self, finished: Finished | None = None) -> RunningResponse:
         """Return the response so far; before the end it has no output and usage."""
-        asked, head = self._asked, self._head
+        asked, head, choice = self._asked, self.head, self._asked.tool_choice
         is_cut = finished is not None and finished.finish_reason == "length"
         status = "in_progress" if finished is None else "incomplete" if is_cut else "completed"
         fields: dict[str, Any] = {
@@ -175,7 +165,7 @@ class ResponsesWriter:
             "reasoning": {"effort": asked.reasoning.effort, "summary": None},
             "temperature": asked.temperature,
             "text": asked.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": _choice(asked.tool_choice),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in asked.tools],
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": asked.top_p,
@@ -200,13 +190,3 @@ class ResponsesWriter:
             total_tokens=counted.total_tokens,
             lookahead=counted.lookahead,
         )
-
-
-def _choice(choice: str) -> object:
-    mode, names = mode_and_names(choice)
-    if not names:
-        return mode
-    functions = [{"type": "function", "name": name} for name in names]
-    if not mode:
-        return functions[0]
-    return {"type": "allowed_tools", "mode": mode, "tools": functions}

@@ -22,9 +22,13 @@ from msgspec import UNSET, UnsetType
 from typing_extensions import TypedDict
 
 from deployments.api.schemas.details import ChoiceDetails, LoosenedPart, loosened_parts
-from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from deployments.api.writing.choice_probabilities import ChoiceProbability
-from router.comparing.comparison import LENGTHS
+from deployments.api.schemas.logprobs import (
+    ChatLogprobs,
+    ChoiceProbability,
+    PromptLogprobs,
+    TextLogprobs,
+)
+from router.comparing import LENGTHS
 from router.drafters.repeats.prediction import PREDICTION
 from router.stats import DraftReplay
 from router.types import Finished, LookaheadStats

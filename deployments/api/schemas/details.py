@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from models.protocol.grammars import Loosened
 from models.protocol.parts import DraftTest
-from router.types import Explanation, RoundDetails, ShownToken, TokenOrigin
+from router.types import DraftedSegment, Explanation, RoundDetails, ShownToken, TokenOrigin
 
 _DECIMALS = 3  # a microsecond
 _MAX_LOOSENED = 64  # parts of schemas that are named
@@ -41,14 +41,6 @@ class Reasons(TypedDict):
     plain_tokens_per_ms: float
     pass_ms: float
     step_ms: float
-
-
-class Drafted(TypedDict):
-    """A part of a round's draft: who drafted it, and how much of it was accepted."""
-
-    drafter: str
-    num_tokens: int
-    num_accepted: int
 
 
 class Tested(TypedDict):
@@ -94,7 +86,7 @@ class DetailedRound(TypedDict):
     round: int
     k: int | None
     why: Reasons | None
-    drafted: list[Drafted]
+    drafted: tuple[DraftedSegment, ...]
     tests: list[Tested]
     rejected: list[str]
     last: Literal["recovered", "bonus", "plain"]
@@ -154,14 +146,7 @@ def round_shape(details: RoundDetails, name_of: Callable[[int], str]) -> Detaile
         "round": details.number,
         "k": None if why is None else why.num_draft_tokens,
         "why": None if why is None else _reasons(why),
-        "drafted": [
-            {
-                "drafter": part.drafter,
-                "num_tokens": part.num_tokens,
-                "num_accepted": part.num_accepted,
-            }
-            for part in details.segments
-        ],
+        "drafted": details.segments,
         "tests": [_tested(test, name_of) for test in details.tests],
         "rejected": [name_of(token_id) for token_id in details.rejected_ids],
         "last": details.last,

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's two shapes, and the prompt's in vLLM's.
+"""Logprobs in OpenAI's two shapes, the prompt's in vLLM's, and the probabilities of choices.
 
 A token is named by its text. A part of a character has no text. It is named by its bytes, as in
 OpenAI's API. Such a name is `\\xe2\\x82` in chat answers. It is `bytes:\\xe2\\x82` in completions,
@@ -10,17 +10,19 @@ prompt has a hundred thousand entries, each about 75 bytes of JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 from typing_extensions import TypedDict
 
 from deployments.api.writing.json_chunks import JsonItems, items_in_one
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import unpack
 from models.text.tokenizer import Tokenizer
-from router.types import ShownToken
+from router.types import Delta, ShownToken
 
 _LOWEST = -9999.0  # JSON has no -inf; OpenAI's word for "very unlikely"
 _NUM_NAMES = 16_384  # remembered for one answer: a few MB
@@ -72,6 +74,19 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; None for the first token
+
+
+class ChoiceProbability(msgspec.Struct, frozen=True):
+    """One choice of a list, in answers that ask for its probability.
+
+    `logprob` is the model's for the choice's tokens and an end after them. `probability` is its
+    share among the choices of the list, from which a request at temperature 1 without truncation
+    samples.
+    """
+
+    choice: str
+    logprob: float
+    probability: float
 
 
 class TokenName(NamedTuple):
@@ -194,11 +209,7 @@ class PromptLogprobsJson:
     def add(self, packed: bytes) -> None:
         """Add the entry of the prompt's next token; the first call is for its second token."""
         entry = unpack(packed)
-        top = entry.top[: self._num_top]
-        ranked = [(token, logprob, i + 1) for i, (token, logprob) in enumerate(top)]
-        if all(token != entry.token for token, _, _ in ranked):
-            ranked.append((entry.token, entry.logprob, entry.rank))
-        self._items.append({str(ranking[0]): self._shape(*ranking) for ranking in ranked})
+        self._items.append({str(one[0]): self._shape(*one) for one in ranked(entry, self._num_top)})
 
     @property
     def chunks(self) -> list[bytes]:
@@ -208,6 +219,35 @@ class PromptLogprobsJson:
     def _shape(self, token_id: int, logprob: float, rank: int) -> PromptLogprob:
         name = self._names.of(token_id).text
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": name}
+
+
+def ranked(entry: TokenLogprobs, num_top: int | None = None) -> list[tuple[int, float, int]]:
+    """Return the `num_top` likeliest tokens, or all, and the token that came.
+
+    Each has its id, logprob and rank.
+    """
+    top = enumerate(entry.top[:num_top], 1)
+    ranking = [(token, logprob, rank) for rank, (token, logprob) in top]
+    if all(token != entry.token for token, _, _ in ranking):
+        ranking.append((entry.token, entry.logprob, entry.rank))
+    return ranking
+
+
+def probabilities_of(choices: Sequence[str], delta: Delta) -> list[ChoiceProbability]:
+    """Return the probabilities of a list.
+
+    They are empty if they were not requested (no `choices`) or came before. A stream has them in
+    its event with the text.
+    """
+    if not choices or not delta.choice_logprobs:
+        return []
+    highest = max(delta.choice_logprobs)
+    weights = [math.exp(logprob - highest) for logprob in delta.choice_logprobs]
+    total = math.fsum(weights)
+    return [
+        ChoiceProbability(choice=choice, logprob=logprob, probability=weight / total)
+        for choice, logprob, weight in zip(choices, delta.choice_logprobs, weights, strict=True)
+    ]
 
 
 def prompt_offsets(prompt_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:

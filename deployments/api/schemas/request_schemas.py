@@ -73,7 +73,7 @@ def _take_absent(shape: Schema) -> None:
     required = shape.get("required", ())
     for name, schema in shape.get("properties", {}).items():
         if name not in required and not _takes_anything(schema):
-            shape["properties"][name] = _either(schema, _NULL)
+            shape["properties"][name] = _or_null(schema)
     shape["additionalProperties"] = _NULL
     shape["maxProperties"] = MAX_FIELDS
 
@@ -114,15 +114,11 @@ def _parts(schema: Schema) -> Iterator[Schema]:
         yield from _parts(part)
 
 
-def _either(schema: Schema, other: Schema) -> Schema:
-    """Allow either of two schemas.
-
-    The description of the first stays on the outside.
-    """
+def _or_null(schema: Schema) -> Schema:
+    """Allow null too; the description stays on the outside."""
     outside: Schema = {
         key: schema[key] for key in ("title", "description", "default") if key in schema
     }
     bare = {key: value for key, value in schema.items() if key not in outside}
     options = bare["anyOf"] if set(bare) == {"anyOf"} else [bare]
-    added = other["anyOf"] if set(other) == {"anyOf"} else [other]
-    return {**outside, "anyOf": [*options, *(option for option in added if option not in options)]}
+    return {**outside, "anyOf": options if _NULL in options else [*options, _NULL]}

@@ -56,13 +56,19 @@ def _words(content: Any) -> list[str]:
     return content
 
 
-def _token_ids(content: Any) -> list[int]:
-    content = integers(content)
-    if not isinstance(content, list) or not all(type(item) is int for item in content):
-        refuse_value("must be a list of token ids")
-    if len(content) > _MAX_STOP_IDS:
-        refuse_value(f"at most {_MAX_STOP_IDS} ids are allowed (got {len(content)})")
-    return content
+def token_ids_to(limit: int) -> BeforeValidator:
+    """Return the validator of a list of at most `limit` token ids."""
+
+    def read(content: Any) -> list[int]:
+        content = integers(content)
+        if not isinstance(content, list) or not all(type(item) is int for item in content):
+            refuse_value("must be a list of token ids")
+        if len(content) > limit:
+            refuse_value(f"at most {limit} ids are allowed (got {len(content)})")
+        return content
+
+    shape = Annotated[list[int], Field(max_length=limit)]
+    return BeforeValidator(read, json_schema_input_type=shape)
 
 
 def _no_false(content: Any) -> Any:
@@ -80,13 +86,12 @@ _BiasesIn = Annotated[
 ]
 _Word = Annotated[str, StringConstraints(pattern=r"\S", max_length=_MAX_WORD_CHARS)]
 _WordsIn = Annotated[list[_Word], Field(max_length=_MAX_WORDS)]
-_TokenIdsIn = Annotated[list[int], Field(max_length=_MAX_STOP_IDS)]
 
 LogitBias = Annotated[
     list[tuple[int, float]], BeforeValidator(_biases, json_schema_input_type=_BiasesIn)
 ]
 BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
-StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
+StopTokenIds = Annotated[list[int], token_ids_to(_MAX_STOP_IDS)]
 NoFalse = BeforeValidator(
     _no_false,
     json_schema_input_type=Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | Literal[False] | None,

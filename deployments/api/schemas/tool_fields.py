@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, ValidationInfo
+from pydantic import (
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from deployments.api.schemas.strict_fields import (
     StrictFields,
@@ -23,9 +30,8 @@ from models.text.tools.layout import NAME_PATTERN
 MAX_TOOLS = 128
 MAX_DEPTH = 48  # depth of a schema or of arguments; the same as a schema of a response may have
 MAX_DESCRIPTION = 16_384  # characters
-CHOICES = ("none", "auto", "required")
 _MAX_NAMED = 8  # names that a message lists
-_NAME = re.compile(NAME_PATTERN)
+_NAME = re.compile(f"^{NAME_PATTERN}$")
 
 # Clients send these along with tools; they do not change which tool may be called.
 _NOTES = frozenset(
@@ -33,7 +39,7 @@ _NOTES = frozenset(
     | {"allowed_callers", "id"}
 )
 
-FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+FunctionName = Annotated[str, Field(pattern=_NAME.pattern)]
 
 
 # Stands for all that nests deeper: nothing walks it far, and the grammar service says what it is.
@@ -107,17 +113,35 @@ class Tool(StrictFields):
         return {"type": "function", "function": function}
 
 
+ChoiceWord = Literal["none", "auto", "required"]
+
+
+class NamingChoice(StrictFields):
+    """A choice that names tools."""
+
+    def mode_and_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return the mode, "" if the one tool must be called, and the names."""
+        raise NotImplementedError
+
+
+Choice = ChoiceWord | NamingChoice
+
+
 class ChosenFunction(StrictFields):
     """The name of a tool."""
 
-    name: FunctionName
+    name: Annotated[str, Field(json_schema_extra={"pattern": _NAME.pattern})]
 
 
-class ToolChoice(StrictFields):
+class ToolChoice(NamingChoice):
     """The one tool that must be called."""
 
     type: Literal["function"]
     function: ChosenFunction
+
+    def mode_and_names(self) -> tuple[str, tuple[str, ...]]:
+        """See `NamingChoice`."""
+        return "", (self.function.name,)
 
 
 class AllowedTools(StrictFields):
@@ -127,33 +151,28 @@ class AllowedTools(StrictFields):
     tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedToolsChoice(StrictFields):
+class AllowedToolsChoice(NamingChoice):
     """Some of the tools, called as `mode` says."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
-
-def allowed_choice(mode: object, names: Sequence[object]) -> str | None:
-    """`MODE=NAME,NAME`: a choice that lets only some tools be called; None: it is no such."""
-    if mode not in ("auto", "required") or not 0 < len(names) <= MAX_TOOLS:
-        return None
-    if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        return None
-    return f"{mode}={','.join(map(str, names))}"
+    def mode_and_names(self) -> tuple[str, tuple[str, ...]]:
+        """See `NamingChoice`."""
+        allowed = self.allowed_tools
+        return allowed.mode, tuple(tool.function.name for tool in allowed.tools)
 
 
-def mode_and_names(choice: str) -> tuple[str, tuple[str, ...]]:
-    """Split a choice into its mode and the allowed names.
+def mode_and_names(choice: Choice) -> tuple[str, tuple[str, ...]]:
+    """Return a choice's mode and the allowed names.
 
-    The mode is a word of `CHOICES`, or "" if a function must be called. If no names are given, all
+    The mode is a word, or "" if the named function must be called. If no names are given, all
     functions are allowed.
     """
-    mode, _, names = choice.partition("=")
-    return mode, tuple(filter(None, names.split(",")))
+    return (choice, ()) if isinstance(choice, str) else choice.mode_and_names()
 
 
-def callable_tools(tools: Sequence[Tool], choice: str) -> list[tuple[int, Tool]]:
+def callable_tools(tools: Sequence[Tool], choice: Choice) -> list[tuple[int, Tool]]:
     """Return the tools that a choice allows, with their places in the list."""
     mode, names = mode_and_names(choice)
     if mode == "none":
@@ -165,58 +184,38 @@ def callable_tools(tools: Sequence[Tool], choice: str) -> list[tuple[int, Tool]]
     ]
 
 
-def _read_choice(choice: Any) -> str:
-    """Read a choice: a word of `CHOICES`, or `=` and the name of the required tool.
+def choice_of(shapes: str) -> WrapValidator:
+    """Return a validator that refuses a choice by one text, which lists the shapes."""
 
-    Several tools are written like `allowed_choice` does.
-    """
-    choice = without_nulls(choice)
-    if isinstance(choice, str) and choice in CHOICES:
-        return choice
-    if (name := _named(choice)) is not None:
-        return f"={name}"
-    if isinstance(choice, dict) and choice.keys() == {"type", "allowed_tools"}:
-        allowed = choice["allowed_tools"]
-        if choice["type"] == "allowed_tools" and isinstance(allowed, dict):
-            tools = allowed.get("tools")
-            if isinstance(tools, list) and allowed.keys() == {"mode", "tools"}:
-                read = allowed_choice(allowed["mode"], [_named(tool) for tool in tools])
-                if read is not None:
-                    return read
-    words = ", ".join(CHOICES)
-    refuse_value(
-        f'must be {words}, {{"type": "function", "function": {{"name": ...}}}} or {{"type": '
-        '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [{"type": '
-        f'"function", "function": {{"name": ...}}}}, ...]}}}} with 1 to {MAX_TOOLS} tools '
-        f"(got {shown(choice)})"
-    )
+    def read(content: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            choice = handler(content)
+            mode, names = mode_and_names(choice)
+            # Another name of one tool is left to `check_tools`, which says what there is.
+            if not mode or all(map(_NAME.fullmatch, names)):
+                return choice
+        except ValidationError:
+            pass
+        refuse_value(
+            f"must be none, auto, required, {shapes} with 1 to {MAX_TOOLS} tools "
+            f"(got {shown(without_nulls(content))})"
+        )
+
+    return WrapValidator(read)
 
 
-def _named(content: Any) -> str | None:
-    """Return the name in `{"type": "function", "function": {"name": ...}}`; None for others."""
-    if not isinstance(content, dict) or content.keys() != {"type", "function"}:
-        return None
-    function = content["function"]
-    if content["type"] != "function" or not isinstance(function, dict):
-        return None
-    name = function.get("name")
-    return name if isinstance(name, str) and function.keys() == {"name"} else None
-
-
-# The OpenAPI page shows this shape; the validator above accepts the same, and returns a text.
 ToolChoiceField = Annotated[
-    str,
-    PlainValidator(
-        _read_choice,
-        json_schema_input_type=Literal["none", "auto", "required"]
-        | ToolChoice
-        | AllowedToolsChoice,
+    ChoiceWord | ToolChoice | AllowedToolsChoice,
+    choice_of(
+        '{"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", '
+        '"allowed_tools": {"mode": "auto" or "required", "tools": [{"type": "function", '
+        '"function": {"name": ...}}, ...]}}'
     ),
 ]
 ToolList = Annotated[list[Tool], Field(max_length=MAX_TOOLS), at_most(MAX_TOOLS)]
 
 
-def check_tools(tools: Sequence[Tool], choice: str) -> None:
+def check_tools(tools: Sequence[Tool], choice: Choice) -> None:
     """Check the fields about tools against each other.
 
     Raises:

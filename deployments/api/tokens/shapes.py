@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from deployments.api.history.message import Messages
 from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.chat_fields import TemplateSettings
-from deployments.api.schemas.strict_fields import BodyFields, integers, refuse_value
+from deployments.api.schemas.sampling_fields import token_ids_to
+from deployments.api.schemas.strict_fields import BodyFields
 from deployments.api.schemas.tool_fields import ToolList
 
 MAX_TOKENS = 262_144  # tokens of one body; its text is about a megabyte
-
-
-def _token_ids(content: Any) -> list[int]:
-    content = integers(content)
-    if not isinstance(content, list) or not all(type(item) is int for item in content):
-        refuse_value("must be a list of token ids")
-    if len(content) > MAX_TOKENS:
-        refuse_value(f"at most {MAX_TOKENS} ids are allowed (got {len(content)})")
-    return content
-
-
-_TokenIdsIn = Annotated[list[int], Field(max_length=MAX_TOKENS)]
 
 
 class TokenizeRequest(BodyFields):
@@ -55,7 +44,7 @@ class DetokenizeRequest(BodyFields):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
+    tokens: Annotated[list[int], token_ids_to(MAX_TOKENS)]
 
 
 class TokenizeAnswer(Shape):

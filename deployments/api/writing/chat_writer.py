@@ -17,18 +17,29 @@ from deployments.api.schemas.answers import (
     metrics_of,
     usage_of,
 )
-from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
+from deployments.api.schemas.logprobs import (
+    ChatLogprobsJson,
+    ChoiceProbability,
+    PromptLogprobsJson,
+    TokenNames,
+    probabilities_of,
+)
 from deployments.api.turns.turn_writer import TurnWriter
-from deployments.api.writing.choice_probabilities import ChoiceProbability, probabilities_of
-from deployments.api.writing.json_chunks import with_value
-from deployments.api.writing.slices import in_slices
-from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed
+from deployments.api.writing.json_chunks import in_slices, with_value
+from deployments.api.writing.writers import (
+    AnswerHead,
+    RunningCounts,
+    Writer,
+    closed,
+    listed,
+    trailed,
+)
 from models.text.tools.turn import Turn
 from router.types import Delta, Finished
 
 
-class ChatWriter:
-    """Implements `Writer`.
+class ChatWriter(Writer):
+    """Writes a chat's answer.
 
     Args:
         head: of the answer.
@@ -36,7 +47,7 @@ class ChatWriter:
     """
 
     def __init__(self, head: AnswerHead, turn: Turn | None = None) -> None:
-        self._head = head
+        super().__init__(head)
         self._turns = [TurnWriter(turn) for _ in range(head.num_choices)]
         self._names = TokenNames(head.tokenizer)
         self._counts = RunningCounts(head)
@@ -45,21 +56,16 @@ class ChatWriter:
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
 
-    @property
-    def head(self) -> AnswerHead:
-        """See `Writer`."""
-        return self._head
-
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._turns[index].add(delta.text)
         await in_slices(delta.shown, self._logprobs[index].add)
         await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
-        self._of_list[index] += probabilities_of(self._head.choice_texts, delta)
+        self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
-        head = self._head
+        head = self.head
         together = finished_together(ends)
         answer = ChatCompletion(
             id=head.id,
@@ -91,11 +97,11 @@ class ChatWriter:
         if not deltas and delta.shown:
             deltas = [{"content": ""}]
         chunks = [self._chunk(index, one) for one in deltas]
-        of_list = probabilities_of(self._head.choice_texts, delta)
+        of_list = probabilities_of(self.head.choice_texts, delta)
         if of_list and chunks:
             chunks[0].choices[0].choice_probabilities = of_list
         bodies = [chunk.to_json() for chunk in chunks]
-        if self._head.num_logprobs < 0 or not bodies:
+        if self.head.num_logprobs < 0 or not bodies:
             return bodies
         logprobs = ChatLogprobsJson(self._names)
         await in_slices(delta.shown, logprobs.add)
@@ -107,11 +113,11 @@ class ChatWriter:
         turn = self._turns[index]
         held = [self._chunk(index, one).to_json() for one in turn.last_deltas()]
         reason = turn.finish_reason(finished.finish_reason)
-        return [*held, closed(self._chunk(index, {}, reason), self._head, finished)]
+        return [*held, closed(self._chunk(index, {}, reason), self.head, finished)]
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
-        return trailed(self._chunk(0, {}), self._head, ends)
+        return trailed(self._chunk(0, {}), self.head, ends)
 
     def _choice(self, index: int, end: Finished) -> list[bytes]:
         turn = self._turns[index]
@@ -122,7 +128,7 @@ class ChatWriter:
             choice_probabilities=self._of_list[index] or UNSET,
         )
         body = choice.to_json()
-        if self._head.num_logprobs < 0:
+        if self.head.num_logprobs < 0:
             return [body]
         return with_value(body, "logprobs", self._logprobs[index].chunks)
 
@@ -132,7 +138,7 @@ class ChatWriter:
         delta: ChatDelta,
         finish_reason: ChatFinishReason | None = None,
     ) -> ChatCompletionChunk:
-        head = self._head
+        head = self.head
         choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish_reason)
         chunk = ChatCompletionChunk(
             id=head.id, created=head.created, model=head.model, choices=[choice]

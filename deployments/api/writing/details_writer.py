@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from deployments.api.schemas.details import round_shape, token_shape
 from deployments.api.schemas.logprobs import TokenNames
-from deployments.api.writing.json_chunks import JsonItems
-from deployments.api.writing.slices import in_slices
-from deployments.api.writing.writers import AnswerHead, Writer
+from deployments.api.writing.json_chunks import JsonItems, in_slices
+from deployments.api.writing.writers import Writer
 from router.types import Delta, Finished, ShownToken, TokenOrigin
 
 _BEFORE, _AFTER = b',"speculation_details":[', b"]}"
@@ -48,24 +47,20 @@ class _Record:
         return self._names.of(token_id).text
 
 
-class DetailsWriter:
-    """Implements `Writer` around another one.
+class DetailsWriter(Writer):
+    """Writes what another writer does, with the details.
 
     Args:
         inner: writes JSON objects, which get one more member.
     """
 
     def __init__(self, inner: Writer) -> None:
+        super().__init__(inner.head)
         self._inner = inner
-        head = inner.head
-        self._names = TokenNames(head.tokenizer)
-        self._whole = [self._new(index) for index in range(head.num_choices)]
-        self._unsent = [self._new(index) for index in range(head.num_choices)]  # only for a stream
-
-    @property
-    def head(self) -> AnswerHead:
-        """See `Writer`."""
-        return self._inner.head
+        self._names = TokenNames(inner.head.tokenizer)
+        choices = range(inner.head.num_choices)
+        self._whole = [self._new(index) for index in choices]
+        self._unsent = [self._new(index) for index in choices]  # only for a stream
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""

@@ -10,17 +10,18 @@ from msgspec import UNSET
 from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import Completion, TextChoice, usage_of
 from deployments.api.schemas.logprobs import (
+    ChoiceProbability,
     PromptLogprobsJson,
     TextLogprobsJson,
     TokenNames,
+    probabilities_of,
     prompt_offsets,
 )
-from deployments.api.writing.choice_probabilities import ChoiceProbability, probabilities_of
-from deployments.api.writing.json_chunks import with_value
-from deployments.api.writing.slices import in_slices
+from deployments.api.writing.json_chunks import in_slices, with_value
 from deployments.api.writing.writers import (
     AnswerHead,
     RunningCounts,
+    Writer,
     add_totals,
     closed,
     listed,
@@ -38,8 +39,8 @@ class Echo:
     token_ids: tuple[int, ...]
 
 
-class TextWriter:
-    """Implements `Writer`.
+class TextWriter(Writer):
+    """Writes a completion's answer.
 
     Args:
         head: of the answer.
@@ -47,7 +48,7 @@ class TextWriter:
     """
 
     def __init__(self, head: AnswerHead, echoes: Sequence[Echo] = ()) -> None:
-        self._head = head
+        super().__init__(head)
         self._echoes = echoes
         self._names = TokenNames(head.tokenizer)
         self._counts = RunningCounts(head)
@@ -61,48 +62,39 @@ class TextWriter:
             PromptLogprobsJson(self._names, head.num_prompt_logprobs) for _ in head.prompt_lens
         ]
 
-    @property
-    def head(self) -> AnswerHead:
-        """See `Writer`."""
-        return self._head
-
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._texts[index].append(delta.text)
-        self._of_list[index] += probabilities_of(self._head.choice_texts, delta)
+        self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
         await in_slices(delta.shown, self._logprobs[index].add)
         if delta.prompt_logprobs is None:
             return
-        prompt = self._head.prompt_of(index)
-        if self._head.num_prompt_logprobs >= 0:
+        prompt = self.head.prompt_of(index)
+        if self.head.num_prompt_logprobs >= 0:
             await in_slices(delta.prompt_logprobs, self._of_prompt[prompt].add)
         await self._take_echo(prompt, delta.prompt_logprobs)
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
-        together = finished_together(ends, len(self._head.prompt_lens))
+        together = finished_together(ends, len(self.head.prompt_lens))
         answer = self._completion([])
-        add_totals(answer, self._head, together)
+        add_totals(answer, self.head, together)
         answer.usage = usage_of(together)
         choices = listed([self._choice(index, end) for index, end in enumerate(ends)])
         return with_value(answer.to_json(), "choices", choices, instead="[]")
 
-    def opening(self) -> list[bytes]:
-        """See `Writer`."""
-        return []
-
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """See `Writer`."""
         self._counts.add(index, delta)
-        prompt = self._head.prompt_of(index)
+        prompt = self.head.prompt_of(index)
         is_first = bool(self._echoes) and index not in self._begun
         if not is_first and not delta.text and not delta.shown:
             return []
         text = self._echoes[prompt].text + delta.text if is_first else delta.text
-        of_list = probabilities_of(self._head.choice_texts, delta) or UNSET
+        of_list = probabilities_of(self.head.choice_texts, delta) or UNSET
         choice = TextChoice(index=index, text=text, choice_probabilities=of_list)
         body = self._chunk(choice).to_json()
-        if self._head.num_logprobs < 0:
+        if self.head.num_logprobs < 0:
             self._begun.add(index)
             return [body]
         if is_first:
@@ -116,14 +108,14 @@ class TextWriter:
     def closing(self, index: int, finished: Finished) -> list[bytes]:
         """See `Writer`."""
         choice = TextChoice(index=index, text="", finish_reason=finished.finish_reason)
-        return [closed(self._chunk(choice), self._head, finished)]
+        return [closed(self._chunk(choice), self.head, finished)]
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
-        return trailed(self._chunk(TextChoice(index=0, text="")), self._head, ends)
+        return trailed(self._chunk(TextChoice(index=0, text="")), self.head, ends)
 
     def _choice(self, index: int, end: Finished) -> list[bytes]:
-        head, prompt = self._head, self._head.prompt_of(index)
+        head, prompt = self.head, self.head.prompt_of(index)
         text = "".join(self._texts[index])
         if self._echoes:
             text = self._echoes[prompt].text + text
@@ -144,16 +136,16 @@ class TextWriter:
         return chunks
 
     def _new_logprobs(self, index: int) -> TextLogprobsJson:
-        echo = self._echoes[self._head.prompt_of(index)] if self._echoes else None
+        echo = self._echoes[self.head.prompt_of(index)] if self._echoes else None
         return TextLogprobsJson(self._names, 0 if echo is None else len(echo.text))
 
     async def _take_echo(self, prompt: int, packed: Sequence[bytes]) -> None:
         """Encode the logprobs of an echoed prompt, where they are asked for, once."""
-        if not self._echoes or self._head.num_logprobs < 0 or prompt in self._echoed:
+        if not self._echoes or self.head.num_logprobs < 0 or prompt in self._echoed:
             return
-        echo, num_top = self._echoes[prompt], self._head.num_logprobs
+        echo, num_top = self._echoes[prompt], self.head.num_logprobs
         logprobs = self._echoed[prompt] = TextLogprobsJson(self._names)
-        offsets = prompt_offsets(echo.token_ids, echo.text, self._head.tokenizer)
+        offsets = prompt_offsets(echo.token_ids, echo.text, self.head.tokenizer)
         next(offsets)  # 0: that of the first
         logprobs.add_first(echo.token_ids[0])
         await in_slices(
@@ -162,11 +154,11 @@ class TextWriter:
 
     def _chunk(self, choice: TextChoice) -> Completion:
         chunk = self._completion([choice])
-        if self._head.include_usage:  # OpenAI then writes null on every event but the last
-            is_running = self._head.has_continuous_usage
+        if self.head.include_usage:  # OpenAI then writes null on every event but the last
+            is_running = self.head.has_continuous_usage
             chunk.usage = self._counts.of(choice.index) if is_running else None
         return chunk
 
     def _completion(self, choices: list[TextChoice]) -> Completion:
-        head = self._head
+        head = self.head
         return Completion(id=head.id, created=head.created, model=head.model, choices=choices)

@@ -1,16 +1,16 @@
 """Writes what the generator yields as JSON: a whole answer, or the events of a stream.
 
 A writer is made for one request and knows its id, model and seed. `chat_writer.py` and
-`text_writer.py` differ in shape only. Long lists of logprobs are encoded as they come, in slices
-(`slices.py`), and put into their places as chunks (`json_chunks.py`). Those of a prompt are encoded
-once for all of its choices.
+`text_writer.py` differ in shape only. Long lists of logprobs are encoded as they come, in slices,
+and put into their places as chunks (`json_chunks.py`). Those of a prompt are encoded once for all
+of its choices.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import (
@@ -52,40 +52,38 @@ class AnswerHead:
         return choice // self.choices_per_prompt
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Turns what the generator yields into JSON."""
 
-    @property
-    def head(self) -> AnswerHead:
-        """The head that it was made for."""
-        ...
+    def __init__(self, head: AnswerHead) -> None:
+        self.head = head
 
+    @abstractmethod
     async def add(self, index: int, delta: Delta) -> None:
         """Take new text of a choice, of an answer that is not streamed."""
-        ...
 
+    @abstractmethod
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """Return the body of the whole answer, in chunks.
 
         `ends` are those of all choices, in order.
         """
-        ...
 
     def opening(self) -> list[bytes]:
         """Events before the first text."""
-        ...
+        return []
 
+    @abstractmethod
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the events for new text of a choice."""
-        ...
 
+    @abstractmethod
     def closing(self, index: int, finished: Finished) -> list[bytes]:
         """Events after the last text of a choice."""
-        ...
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
         """Events after all choices."""
-        ...
+        return []
 
 
 class RunningCounts:

@@ -16,8 +16,8 @@ from typing import Any
 import jsonschema
 
 from models.protocol.messages import Grammar
+from models.text.tools.formats import PLAIN_JSON
 from models.text.tools.grammar import turn_grammar
-from models.text.tools.plain import PLAIN_JSON
 from models.text.tools.turn import CallableTool, Turn
 
 KINDS = ("lark", "ebnf", "structural_tag", "tools")

@@ -94,11 +94,11 @@ class Engines:
         for name, engine, pool in pairs:
             while engine.has_work:
                 engine.step()
-            stats = engine.stats()
-            if stats.num_sessions:
-                complaints.append(f"{name}: {stats.num_sessions} sessions are left")
-            if stats.num_free_blocks != stats.num_blocks:
-                complaints.append(f"{name}: {stats.num_free_blocks} of {stats.num_blocks} free")
+            load = engine.load()
+            if load.num_sessions:
+                complaints.append(f"{name}: {load.num_sessions} sessions are left")
+            if load.num_free_blocks != load.num_blocks:
+                complaints.append(f"{name}: {load.num_free_blocks} of {load.num_blocks} free")
             try:
                 pool.check(engine.block_tables())
             except AssertionError as error:

@@ -124,25 +124,25 @@ class EngineProcess(Process):
             cast(Sender, sender)(reply)
 
     def _admit(self, session_id: str) -> int:
-        return self._loop.admit(session_id)
+        return self._loop.leases.grant(session_id)
 
     def _release(self, key: LeaseKey) -> None:
         self._loop.release(*key)
 
     def _ended(self) -> list[LeaseKey]:
-        return self._loop.ended()
+        return self._loop.leases.ended()
 
     def _acknowledge(self, leases: list[LeaseKey]) -> None:
-        self._loop.acknowledge(leases)
+        self._loop.leases.acknowledge(leases)
 
     def left(self) -> list[str]:
         """See `Process.left`."""
-        stats = self.engine.stats()
+        load = self.engine.load()
         num_leases = self._loop.stats().num_sessions
         found = [f"{num_leases} leases"] if num_leases else []
-        found += [f"{stats.num_sessions} sessions"] if stats.num_sessions else []
-        if stats.num_free_blocks != stats.num_blocks:
-            found.append(f"{stats.num_blocks - stats.num_free_blocks} KV blocks")
+        found += [f"{load.num_sessions} sessions"] if load.num_sessions else []
+        if load.num_free_blocks != load.num_blocks:
+            found.append(f"{load.num_blocks - load.num_free_blocks} KV blocks")
         if self.masks.endpoints:
             found.append(f"masks of {sorted(self.masks.endpoints)}")
         self.engine.runner.pool.check(self.engine.block_tables())

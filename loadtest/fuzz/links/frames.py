@@ -39,7 +39,7 @@ def random_frame(rng: random.Random, messages: Sequence[Any]) -> bytes:
     if kind == "noise":
         return rng.randbytes(rng.randint(0, 200))
     if kind == "fields":
-        content = [msgspec.to_builtins(message) for message in messages]
+        content = [msgspec.to_builtins(message, builtin_types=(bytes,)) for message in messages]
         for _ in range(rng.choice((1, 1, 3))):
             _change(rng, rng.choice(content))
         return _encoded(content)

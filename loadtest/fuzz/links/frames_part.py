@@ -40,7 +40,7 @@ from router.limits import SessionLimits
 from router.services import Services
 
 _NUM_REQUESTS = 2
-_NUM_FRAMES = 40  # to each
+_NUM_FRAMES = 1000  # to each
 _NUM_SESSIONS = 3  # the attacker's own
 _CONNECTED_MS = 5000
 _SERVED_S = 30.0
@@ -97,7 +97,7 @@ async def _attack(
     sent = 0
     for engine in (target, draft):
         engine.allow(keys.public_key)
-        leases = [(name, engine.loop.admit(name)) for name in session_ids]
+        leases = [(name, engine.loop.leases.grant(name)) for name in session_ids]
         make = partial(engine_messages, rng, engine.grant.endpoint.epoch, names)
         sent += await _send(rng, keys, engine.grant.endpoint, make)
         for name, lease_id in leases:
@@ -121,7 +121,7 @@ async def _send(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     try:
-        configure_client(socket, keys, endpoint.public_key, 1000)
+        configure_client(socket, keys, endpoint.public_key, _NUM_FRAMES)
         socket.connect(endpoint.address)
         for _ in range(_NUM_FRAMES):
             await asyncio.to_thread(socket.poll, 1, zmq.POLLOUT)

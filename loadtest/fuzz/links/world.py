@@ -115,7 +115,7 @@ class EngineCalls:
     async def lease(self, session_id: str, *, timeout_s: float) -> CallLease:
         """See `router.ports.Pool.lease`."""
         self._engine.allow(self._links.public_key)
-        lease_id = self._engine.loop.admit(session_id)
+        lease_id = self._engine.loop.leases.grant(session_id)
 
         async def end() -> None:
             self._engine.loop.release(session_id, lease_id)

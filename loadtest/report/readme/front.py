@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from loadtest.report.interleaved import median_ratio
 from loadtest.report.readme.result import RESULTS, Result, goal, table
 from loadtest.report.readme.since import age
 
@@ -51,21 +52,17 @@ def _batch(claim: Claim) -> int:
     return int(claim["text"].split("batch ")[1].split(":")[0])
 
 
-def kinds(result: Result) -> str:
+def kinds(seen_from: Path) -> str:
     """Show four kinds of prompt, ordered by the gain of drafting."""
-    rows = []
+    result, rows = Result.load("kinds", seen_from), []
     for kind in _KINDS:
         ways = {one["way"]: one["runs"] for one in result["samples"] if one["workload"] == kind}
         plain, *drafted = (ways[way]["tokens_per_s"] for way in ("plain", "k=5", "adaptive"))
         in_round = ways["k=5"]["tokens_per_round"]
-        shown = [f"{median(runs):.0f} ({_ratio(runs, plain):.2f})" for runs in drafted]
+        shown = [f"{median(runs):.0f} ({median_ratio(runs, plain):.2f})" for runs in drafted]
         rows.append([kind, f"{median(plain):.0f}", *shown, f"{median(in_round):.1f}"])
     head = ["tokens/s over HTTP (times k = 0)", "k = 0", "k = 5", "adaptive k"]
     return f"{table([*head, 'tokens a round, k = 5'], rows)}\n\n{result.made_in_short()}"
-
-
-def _ratio(runs: Sequence[float], base: Sequence[float]) -> float:
-    return median(one / below for one, below in zip(runs, base, strict=True))
 
 
 def beside_others(seen_from: Path) -> str:
@@ -110,7 +107,7 @@ def _gains(result: Result, way: str) -> list[float]:
         for one in result["samples"]
     }
     return [
-        _ratio(runs[workload, batch, way], plain)
+        median_ratio(runs[workload, batch, way], plain)
         for (workload, batch, name), plain in runs.items()
         if name == "plain"
     ]

@@ -23,8 +23,8 @@ def lookahead(seen_from: Path) -> str:
     """Satisfaction and cost of every way, by pair and task; the claims behind them."""
     blocks, speeds = [_ALIKE], dict[str, float]()
     for name, task, result in _kept(seen_from, "compare"):
-        head = f"{name}, {task} ([report]({result.link_to('report.md')}))"
-        blocks += [f"{head}:", compared(result.content), aims(result.content), result.made()]
+        blocks += [f"{name}, {task}:", compared(result.content), aims(result.content)]
+        blocks.append(result.made())
         speeds |= {
             f"{name}, {task}, {claim['text'].removesuffix(f': {SPEED}')}": claim["value"]
             for claim in result["claims"]
@@ -50,7 +50,7 @@ def lookahead_by_pair(seen_from: Path) -> str:
                     cdlh = part["cdlh"]
                     beside = [percent(cdlh["hard"]), f"{cdlh['passes_per_token']:.2f}"]
                     rows.append([f"{name}, {task}", rule, *cells, *beside])
-        made.append(result.made())
+        made.append(f"[Trade-off curves]({result.link_to('lookahead.png')}): {result.made()}")
     head = ["pair, task", "rule", "a_t, r_t", "hard satisfaction", "passes a token"]
     tables = [table([*head, "of cdlh", "passes of cdlh"], rows)] if rows else []
     rules = []
@@ -73,7 +73,13 @@ def lookahead_drafts(seen_from: Path) -> str:
     for _, task, result in _kept(seen_from, "drafts"):
         settings = result["settings"]  # the first draft pair's; all have its target
         target = f"{settings['family']}, {millions(settings['target_parameters'])}"
-        blocks += [f"a target ({target}), {task}:", drafts_table(result.content), result.made()]
+        blocks += [
+            f"a target ({target}), {task}:",
+            drafts_table(result.content),
+            "As often as they agree here, by the cost curves of larger pairs (none is measured):",
+            prices_table(result.content),
+            result.made(),
+        ]
     return "\n\n".join(blocks) or _NOTHING
 
 
@@ -126,6 +132,19 @@ def drafts_table(content: Content) -> str:
     head = ["draft", "parameters", "of the target's weights", "a step, measured; of a pass"]
     costs = ["hard satisfaction", "passes a token", "draft steps a token"]
     return table([*head, *costs, "cdlh's passes / its", "with its steps, by weights"], rows)
+
+
+def prices_table(content: Content) -> str:
+    """Show what the counts of each draft would take with larger pairs."""
+    priced = [
+        [
+            line["counts_of"],
+            f"{line['target_billions']:g}B, {line['draft_billions']:g}B",
+            *(f"{line[key]:.1f}" for key in ("cdlh_ms", "cdsl_ms", "speed_up")),
+        ]
+        for line in content["priced"]
+    ]
+    return table(["counts of", "pair", "cdlh, ms a token", "cdsl", "times faster"], priced)
 
 
 def thresholds_of(terms: Mapping[str, Any]) -> str:

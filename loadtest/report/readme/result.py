@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
@@ -79,16 +79,3 @@ def goal(value: float, relation: str, limit: float) -> str:
     """Show an aim and its verdict; `relation` is `at least` or `at most`."""
     is_met = value >= limit if relation == "at least" else value <= limit
     return f"{relation} {limit:g}: {'met' if is_met else '**missed**'}"
-
-
-def claims_table(pair: Mapping[str, Any]) -> str:
-    """Show the aims and the measured values."""
-    rows = [
-        [
-            claim["text"],
-            f"{claim['value']:.2f}",
-            goal(claim["value"], claim["relation"], claim["goal"]),
-        ]
-        for claim in pair["claims"]
-    ]
-    return table(["aim", "measured", "wanted"], rows)

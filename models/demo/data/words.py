@@ -122,9 +122,9 @@ def _strings(node: object) -> list[str]:
     return words
 
 
-def random_word(rng: random.Random, syllables: int | None = None) -> str:
+def random_word(rng: random.Random) -> str:
     """Return a pronounceable lower-case word that is most likely in no list."""
-    count = syllables or rng.choice((1, 2, 2, 2, 3))
+    count = rng.choice((1, 2, 2, 2, 3))
     return "".join(
         rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(count)
     )

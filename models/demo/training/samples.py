@@ -1,4 +1,4 @@
-"""Samples for training the draft and the heads, and the draft's loss: to predict the target.
+"""Samples for training the draft, and its loss: to predict the target.
 
 Half of its rows are text sampled from the final target. A draft is asked about the target's text
 and not about ours (idea: DistillSpec, arXiv 2310.08461). Knows nothing about the kinds of text.
@@ -12,8 +12,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from models.demo.data.mixture import PROMPT_WEIGHT, Mixture, make_batch, shape_of_step
-from models.demo.training.sampling import generate
 from models.demo.training.training import Model
+from models.distill.answers import written
 from models.distill.batches import Batch, Sample, pack
 from models.distill.losses import token_losses
 
@@ -33,9 +33,9 @@ def sample_replies(
     rng = random.Random(f"replies:{seed}")
     torch.manual_seed(seed)
     samples: list[Sample] = []
-    written = 0
+    num_written = 0
     bar = tqdm(total=num_tokens, desc="sampling", mininterval=5)
-    while written < num_tokens:
+    while num_written < num_tokens:
         prompts: list[list[int]] = []
         # Long replies in batches of their own, where there are some.
         stories = "story" in mixture.shares and len(samples) % (4 * SAMPLE_ROWS) < SAMPLE_ROWS
@@ -44,11 +44,10 @@ def sample_replies(
             is_long = chat.turns[-1][1].count(" ") > 60
             if chat.turns[0][0] != "text" and is_long == stories:
                 prompts.append(tokenizer(chat.prompt)["input_ids"])
-        for prompt, reply in zip(
-            prompts, generate(target, prompts, MAX_NEW_TOKENS, sample=True), strict=True
-        ):
+        replies = written(target, prompts, MAX_NEW_TOKENS, temperature=1.0)
+        for prompt, reply in zip(prompts, replies, strict=True):
             samples.append((prompt + reply, [PROMPT_WEIGHT] * len(prompt) + [1.0] * len(reply)))
-            written += len(reply)
+            num_written += len(reply)
             bar.update(len(reply))
     bar.close()
     rng.shuffle(samples)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ TARGET_SHAPE = Shape(
 DRAFT_SHAPE = Shape(
     hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=352
 )
+_SMOOTHED = 50  # steps before each whose losses the plot averages with its own
 
 
 def new_model(
@@ -158,7 +160,7 @@ def reply_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * weights).sum() / weights.sum()
 
 
-def plot_losses(curves: dict[str, list[float]], path: Path, smooth: int = 50) -> None:
+def plot_losses(curves: dict[str, list[float]], path: Path) -> None:
     """Draw running means of the losses over the steps as a small PNG."""
     import matplotlib
 
@@ -167,10 +169,7 @@ def plot_losses(curves: dict[str, list[float]], path: Path, smooth: int = 50) ->
 
     figure, axes = pyplot.subplots(figsize=(7, 3.5), dpi=100)
     for name, losses in curves.items():
-        means = [
-            sum(losses[max(0, i - smooth) : i + 1]) / len(losses[max(0, i - smooth) : i + 1])
-            for i in range(len(losses))
-        ]
+        means = [fmean(losses[max(0, i - _SMOOTHED) : i + 1]) for i in range(len(losses))]
         axes.plot(means, label=name, linewidth=1)
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")

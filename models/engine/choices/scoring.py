@@ -96,12 +96,7 @@ class StepScores:
         history: TokenHistory | None = self._session.history
         if history is None:
             return ()
-        start, num_before = len(self._session.tokens), len(tokens) - num_rows + 1
-        num_before = max(num_before, 0)  # the root's row has none
-        history.add(start, tokens)
-        rows = history.rows(start + num_before, tokens[num_before:], num_rows)
-        history.remove(start, tokens)
-        return rows
+        return history.side_rows(len(self._session.tokens), (), tokens, num_rows)
 
     def _note_rows(self, nodes: Sequence[int], logits: Tensor, counts: Sequence[RowCounts]) -> None:
         scores = process_logits(logits, [self._sampling] * len(nodes), [None] * len(nodes), counts)

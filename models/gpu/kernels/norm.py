@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.gpu.operands import Norm
 from models.torch_library import register
 
 
@@ -107,22 +108,17 @@ _call_add_norm = register(
 )
 
 
-def rms_norm(
-    rows: Tensor,  # [R, F]
-    weight: Tensor,  # [F]
-    epsilon: float,
-) -> Tensor:  # [R, F]
-    """Divide each row by the root of its mean square, times `weight`; computed in float32."""
-    result: Tensor = _call_norm(rows, weight, epsilon)
+def rms_norm(rows: Tensor, norm: Norm) -> Tensor:  # [R, F] -> [R, F]
+    """Divide each row by the root of its mean square, times a weight; computed in float32."""
+    result: Tensor = _call_norm(rows, norm.weight, norm.epsilon)
     return result
 
 
 def add_rms_norm(
     update: Tensor,  # [R, F]
     residual: Tensor,  # [R, F]
-    weight: Tensor,  # [F]
-    epsilon: float,
+    norm: Norm,
 ) -> tuple[Tensor, Tensor]:  # both [R, F]
     """Return the sum of both, rounded to their type, and `rms_norm` of that."""
-    total, out = _call_add_norm(update, residual, weight, epsilon)
+    total, out = _call_add_norm(update, residual, norm.weight, norm.epsilon)
     return total, out

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NoReturn
 
-from models.grammar.limits import RegexLimits, refuse
+from models.grammar.limits import MAX_DEPTH, MAX_REPEAT, refuse
 
 _MAX_REASON = 160  # characters: names and numbers in a pattern may be long
 
@@ -85,7 +85,7 @@ _FEATURES = {
 }
 
 
-def refuse_unserved(text: str, limits: RegexLimits, *, is_shared: bool, allows_looks: bool) -> None:
+def refuse_unserved(text: str, *, is_shared: bool, allows_looks: bool) -> None:
     """Refuse the first thing in a pattern that is not served or over a limit.
 
     `is_shared`: and what Python and ECMA 262 read differently. `allows_looks`: but not look-ahead.
@@ -102,10 +102,10 @@ def refuse_unserved(text: str, limits: RegexLimits, *, is_shared: bool, allows_l
             for member in _MEMBER.finditer(token[0]):
                 features.refuse("member", member, token.start() + member.start())
         elif kind == "repeat":
-            _check_counts(token, limits)
+            _check_counts(token)
         depth += (kind == "group") - (kind == "end")
-        if depth > limits.max_depth:
-            refuse_at(token.start(), f"groups nest more than {limits.max_depth} deep, the limit")
+        if depth > MAX_DEPTH:
+            refuse_at(token.start(), f"groups nest more than {MAX_DEPTH} deep, the limit")
 
 
 def refuse_at(position: int, reason: str) -> NoReturn:
@@ -114,9 +114,7 @@ def refuse_at(position: int, reason: str) -> NoReturn:
     refuse(shown, path=f"position {position}")
 
 
-def _check_counts(repeat: re.Match[str], limits: RegexLimits) -> None:
+def _check_counts(repeat: re.Match[str]) -> None:
     for count in map(int, re.findall("[0-9]+", repeat[0])):
-        if count > limits.max_repeat:
-            refuse_at(
-                repeat.start(), f"repeat count {count} is over the limit of {limits.max_repeat}"
-            )
+        if count > MAX_REPEAT:
+            refuse_at(repeat.start(), f"repeat count {count} is over the limit of {MAX_REPEAT}")

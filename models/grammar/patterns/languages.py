@@ -1,85 +1,55 @@
 """Languages of texts with intersections and complements, made plain regular expressions again.
 
-A `Language` is a regular expression that may also say "both" and "not". `plain` writes one without:
-by derivatives it becomes an automaton (Brzozowski 1964), and its states are eliminated one by one.
-Both have limits, because either may grow exponentially. Standard library only.
+A language is a tree (`tree`) without anchors and look-ahead, which may say "both" and "not". The
+functions here put it together, so that equal languages are mostly equal values. `plain` writes one
+without "both" and "not". By derivatives it becomes an automaton (Brzozowski 1964), whose states
+are eliminated one by one. Both have limits, because either may grow exponentially. Standard library
+only.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from models.grammar.charsets import Ranges, complement, intersection, union
 from models.grammar.limits import refuse
-from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
+from models.grammar.patterns.tree import (
+    EMPTY,
+    NOTHING,
+    Both,
+    Chars,
+    Choice,
+    Node,
+    Other,
+    Repeat,
+    Sequence,
+    children,
+    walk,
+)
 
 _MAX_STATES = 120
 _MAX_SIZE = 4_000  # characters of what it becomes, its repeats written out
 
 
-@dataclass(frozen=True, slots=True)
-class Both:
-    """The texts of all parts."""
-
-    parts: tuple[Language, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Other:
-    """All texts but those of the part."""
-
-    part: Language
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """All parts, one after the other."""
-
-    parts: tuple[Language, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Any_:
-    """Those of any part."""
-
-    parts: tuple[Language, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """`part` from `low` to `high` times."""
-
-    part: Language
-    low: int
-    high: int | None
-
-
-Language = Chars | Joined | Any_ | Times | Both | Other
-
-EMPTY = Joined(())  # the empty text
-NOTHING = Chars(())  # no text
-
-
-def joined(*parts: Language) -> Language:
+def joined(*parts: Node) -> Node:
     """Join the languages one after the other."""
-    flat: list[Language] = []
+    flat: list[Node] = []
     for part in parts:
         if part == NOTHING:
             return NOTHING
-        flat += part.parts if isinstance(part, Joined) else [part]
-    return flat[0] if len(flat) == 1 else Joined(tuple(flat))
+        flat += part.parts if isinstance(part, Sequence) else [part]
+    return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
 
 
-def any_of(*parts: Language) -> Language:
+def any_of(*parts: Node) -> Node:
     """Return the texts of any part.
 
     Single characters become one set.
     """
-    flat: dict[Language, None] = {}
+    flat: dict[Node, None] = {}
     ranges: Ranges = ()
     for part in parts:
-        for one in part.parts if isinstance(part, Any_) else (part,):
+        for one in part.options if isinstance(part, Choice) else (part,):
             if isinstance(one, Chars):
                 ranges = union(ranges, one.ranges)
             else:
@@ -91,12 +61,12 @@ def any_of(*parts: Language) -> Language:
         return Other(NOTHING)
     if not found:
         return NOTHING
-    return found[0] if len(found) == 1 else Any_(tuple(found))
+    return found[0] if len(found) == 1 else Choice(tuple(found))
 
 
-def both(*parts: Language) -> Language:
+def both(*parts: Node) -> Node:
     """Return the texts of all parts."""
-    flat: dict[Language, None] = {}
+    flat: dict[Node, None] = {}
     for part in parts:
         for one in part.parts if isinstance(part, Both) else (part,):
             if one != Other(NOTHING):
@@ -109,64 +79,43 @@ def both(*parts: Language) -> Language:
     return found[0] if len(found) == 1 else Both(tuple(found))
 
 
-def other(part: Language) -> Language:
+def other(part: Node) -> Node:
     """Return all texts but those."""
     return part.part if isinstance(part, Other) else Other(part)
 
 
-def times(part: Language, low: int, high: int | None) -> Language:
+def times(part: Node, low: int, high: int | None) -> Node:
     """`part` from `low` to `high` times."""
     if high == 0 or part == EMPTY or (part == NOTHING and low == 0):
         return EMPTY
     if part == NOTHING or (low, high) == (1, 1):
         return part
-    return Times(part, low, high)
+    return Repeat(part, low, high)
 
 
-def is_plain(language: Language) -> bool:
+def is_plain(language: Node) -> bool:
     """Return whether it has neither "both" nor "not"."""
-    match language:
-        case Chars():
-            return True
-        case Both() | Other():
-            return False
-        case Times():
-            return is_plain(language.part)
-        case _:
-            return all(map(is_plain, language.parts))
+    return not any(isinstance(part, Both | Other) for part in walk(language))
 
 
-def may_be_empty(language: Language) -> bool:
+def may_be_empty(language: Node) -> bool:
     """Return whether the empty text is in the language."""
     match language:
         case Chars():
             return False
-        case Joined() | Both():
+        case Sequence() | Both():
             return all(map(may_be_empty, language.parts))
-        case Any_():
-            return any(map(may_be_empty, language.parts))
-        case Times():
+        case Choice():
+            return any(map(may_be_empty, language.options))
+        case Repeat():
             return language.low == 0 or may_be_empty(language.part)
         case Other():
             return not may_be_empty(language.part)
-
-
-def node_of(language: Language) -> Node:
-    """Convert a plain language to a tree of `tree`."""
-    match language:
-        case Chars():
-            return language
-        case Joined():
-            return Sequence(tuple(map(node_of, language.parts)))
-        case Any_():
-            return Choice(tuple(map(node_of, language.parts)))
-        case Times():
-            return Repeat(node_of(language.part), language.low, language.high)
         case _:
-            raise AssertionError("it is made plain before")
+            raise AssertionError("anchors and look-ahead are resolved before")
 
 
-def language_of(node: Node) -> Language:
+def language_of(node: Node) -> Node:
     """Convert a tree without anchors and look-ahead to a language."""
     match node:
         case Chars():
@@ -177,11 +126,11 @@ def language_of(node: Node) -> Language:
             return any_of(*map(language_of, node.options))
         case Repeat():
             return times(language_of(node.part), node.low, node.high)
-        case Anchor() | Look():
-            raise AssertionError("they are resolved before")
+        case _:
+            raise AssertionError("anchors and look-ahead are resolved before")
 
 
-def plain(language: Language, alphabet: Ranges) -> Language:
+def plain(language: Node, alphabet: Ranges) -> Node:
     """Remove "both" and "not".
 
     Texts have characters of `alphabet`.
@@ -192,11 +141,11 @@ def plain(language: Language, alphabet: Ranges) -> Language:
     if is_plain(language):
         return language
     match language:
-        case Joined():
+        case Sequence():
             return joined(*(plain(part, alphabet) for part in language.parts))
-        case Any_():
-            return any_of(*(plain(part, alphabet) for part in language.parts))
-        case Times():
+        case Choice():
+            return any_of(*(plain(part, alphabet) for part in language.options))
+        case Repeat():
             return times(plain(language.part, alphabet), language.low, language.high)
         case _:
             return _eliminated(*_automaton(language, alphabet))
@@ -207,9 +156,9 @@ def plain(language: Language, alphabet: Ranges) -> Language:
 _Moves = list[dict[int, Ranges]]  # by state: to which on which characters
 
 
-def _automaton(language: Language, alphabet: Ranges) -> tuple[_Moves, list[bool]]:
+def _automaton(language: Node, alphabet: Ranges) -> tuple[_Moves, list[bool]]:
     """Return the moves, and the states that may be the last; the first state is 0."""
-    numbers: dict[Language, int] = {language: 0}
+    numbers: dict[Node, int] = {language: 0}
     moves: _Moves = []
     queue = deque([language])
     while queue:
@@ -230,7 +179,7 @@ def _automaton(language: Language, alphabet: Ranges) -> tuple[_Moves, list[bool]
     return moves, [may_be_empty(state) for state in numbers]
 
 
-def _classes(language: Language, alphabet: Ranges) -> list[Ranges]:
+def _classes(language: Node, alphabet: Ranges) -> list[Ranges]:
     """Return sets of characters that make no difference to what may follow the first one."""
     classes = [alphabet]
     for ranges in _first(language):
@@ -242,46 +191,48 @@ def _classes(language: Language, alphabet: Ranges) -> list[Ranges]:
     return classes
 
 
-def _first(language: Language) -> set[Ranges]:
+def _first(language: Node) -> set[Ranges]:
     """Return the sets that first characters may belong to, as far as they matter."""
     match language:
         case Chars():
             return {language.ranges} if language.ranges else set()
-        case Joined():
+        case Sequence():
             found: set[Ranges] = set()
             for part in language.parts:
                 found |= _first(part)
                 if not may_be_empty(part):
                     break
             return found
-        case Times() | Other():
+        case Repeat() | Other():
             return _first(language.part)
         case _:
-            return set().union(*map(_first, language.parts))
+            return set().union(*map(_first, children(language)))
 
 
-def _after(language: Language, code: int) -> Language:
+def _after(language: Node, code: int) -> Node:
     """Return the language of texts after a first character: the derivative."""
     match language:
         case Chars():
             is_in = any(low <= code <= high for low, high in language.ranges)
             return EMPTY if is_in else NOTHING
-        case Joined():
+        case Sequence():
             return _after_joined(language, code)
-        case Any_():
-            return any_of(*(_after(part, code) for part in language.parts))
+        case Choice():
+            return any_of(*(_after(part, code) for part in language.options))
         case Both():
             return both(*(_after(part, code) for part in language.parts))
         case Other():
             return other(_after(language.part, code))
-        case Times():
+        case Repeat():
             high = None if language.high is None else language.high - 1
             rest = times(language.part, max(language.low - 1, 0), high)
             return joined(_after(language.part, code), rest)
+        case _:
+            raise AssertionError("anchors and look-ahead are resolved before")
 
 
-def _after_joined(language: Joined, code: int) -> Language:
-    options: list[Language] = []
+def _after_joined(language: Sequence, code: int) -> Node:
+    options: list[Node] = []
     for i, part in enumerate(language.parts):
         options.append(joined(_after(part, code), *language.parts[i + 1 :]))
         if not may_be_empty(part):
@@ -289,10 +240,10 @@ def _after_joined(language: Joined, code: int) -> Language:
     return any_of(*options)
 
 
-def _eliminated(moves: _Moves, ends: list[bool]) -> Language:
+def _eliminated(moves: _Moves, ends: list[bool]) -> Node:
     """Return the expression of an automaton; states on the fewest ways are removed first."""
     last = len(moves)
-    ways: dict[tuple[int, int], Language] = {
+    ways: dict[tuple[int, int], Node] = {
         (i, j): Chars(ranges) for i, found in enumerate(moves) for j, ranges in found.items()
     }
     ways |= {(i, last): EMPTY for i, is_end in enumerate(ends) if is_end}
@@ -317,27 +268,27 @@ def _eliminated(moves: _Moves, ends: list[bool]) -> Language:
     return found
 
 
-def _num_ways(ways: dict[tuple[int, int], Language], state: int) -> int:
+def _num_ways(ways: dict[tuple[int, int], Node], state: int) -> int:
     into = sum(_size(way) for (i, j), way in ways.items() if j == state and i != state)
     out = sum(_size(way) for (i, j), way in ways.items() if i == state and j != state)
     return into * max(out, 1) + out
 
 
-def _optional(first: Language, second: Language) -> Language:
+def _optional(first: Node, second: Node) -> Node:
     if EMPTY in (first, second):
         rest = second if first == EMPTY else first
         return rest if may_be_empty(rest) else times(rest, 0, 1)
     return any_of(first, second)
 
 
-def _size(language: Language) -> int:
+def _size(language: Node) -> int:
     match language:
         case Chars():
             return 1
-        case Times():
+        case Repeat():
             count = language.low + 1 if language.high is None else language.high
             return _size(language.part) * count + 1
         case Other():
             return _size(language.part)
         case _:
-            return sum(map(_size, language.parts)) + 1
+            return sum(map(_size, children(language))) + 1

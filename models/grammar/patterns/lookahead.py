@@ -17,10 +17,6 @@ from dataclasses import dataclass
 from models.grammar.charsets import Ranges, Reading, class_of, complement, intersection, union
 from models.grammar.limits import refuse
 from models.grammar.patterns.languages import (
-    EMPTY,
-    NOTHING,
-    Both,
-    Language,
     any_of,
     both,
     joined,
@@ -30,31 +26,33 @@ from models.grammar.patterns.languages import (
     plain,
     times,
 )
-from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
+from models.grammar.patterns.tree import (
+    EMPTY,
+    NOTHING,
+    Anchor,
+    Both,
+    Chars,
+    Choice,
+    Look,
+    Node,
+    Repeat,
+    Sequence,
+    walk,
+)
 
 _MAX_UNROLLED = 12  # times that a repeat with look-ahead is written out
 _NEWLINE = Chars(((10, 10),))
 # The kinds of place: after nothing, a word character, another, or one that is not read alike.
 _START, _WORD, _OTHER, _UNCLEAR = range(4)
-_After = tuple[Language, Language, Language, Language]  # texts that may follow, by place
+_After = tuple[Node, Node, Node, Node]  # texts that may follow, by place
 
 
 def has_looks(node: Node) -> bool:
     """Return whether a pattern has look-ahead or word boundaries."""
-    match node:
-        case Look():
-            return True
-        case Sequence():
-            return any(map(has_looks, node.parts))
-        case Choice():
-            return any(map(has_looks, node.options))
-        case Repeat():
-            return has_looks(node.part)
-        case _:
-            return False
+    return any(isinstance(part, Look) for part in walk(node))
 
 
-def resolved(node: Node, alphabet: Ranges, *, is_whole: bool, is_shared: bool) -> list[Language]:
+def resolved(node: Node, alphabet: Ranges, *, is_whole: bool, is_shared: bool) -> list[Node]:
     """Return the languages whose texts in common match a pattern.
 
     Args:
@@ -93,7 +91,7 @@ class _Words:
 class _Resolver:
     def __init__(self, alphabet: Ranges, *, is_shared: bool) -> None:
         self._alphabet = alphabet
-        self.anything: Language = times(Chars(alphabet), 0, None)
+        self.anything: Node = times(Chars(alphabet), 0, None)
 
         def of(letter: str, reading: Reading) -> Ranges:
             found = class_of(letter, is_ascii=False, reading=reading)
@@ -125,6 +123,8 @@ class _Resolver:
                 return self._anchor(node, after)
             case Look():
                 return self._look(node, after)
+            case _:
+                raise AssertionError("a pattern has no other parts")
 
     def _chars(self, node: Chars, after: _After) -> _After:
         ranges = intersection(node.ranges, self._alphabet)
@@ -201,22 +201,12 @@ class _Resolver:
         )
 
 
-def _each(make: Callable[[int], Language]) -> _After:
+def _each(make: Callable[[int], Node]) -> _After:
     return (make(_START), make(_WORD), make(_OTHER), make(_UNCLEAR))
 
 
 def _is_simple(node: Node) -> bool:
-    match node:
-        case Look() | Anchor():
-            return False
-        case Sequence():
-            return all(map(_is_simple, node.parts))
-        case Choice():
-            return all(map(_is_simple, node.options))
-        case Repeat():
-            return _is_simple(node.part)
-        case _:
-            return True
+    return not any(isinstance(part, Look | Anchor) for part in walk(node))
 
 
 def _within(node: Node, alphabet: Ranges) -> Node:

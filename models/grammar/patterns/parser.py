@@ -1,6 +1,6 @@
 r"""Reads a regular expression with Python's own parser, as far as constraints can serve it.
 
-The result is a tree of six kinds of nodes (`tree`). Features that a matcher of whole texts cannot
+The result is a tree (`tree`). Features that a matcher of whole texts cannot
 honour token by token are refused before (`features`). Parts without effect on whole texts (lazy
 quantifiers, groups that capture, comments) are left out. Standard library only.
 
@@ -25,7 +25,7 @@ from models.grammar.charsets import (
     ignore_case,
     union,
 )
-from models.grammar.limits import RegexLimits, refuse
+from models.grammar.limits import MAX_PATTERN_BYTES, refuse
 from models.grammar.patterns.features import refuse_at, refuse_unserved
 from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
 
@@ -50,7 +50,11 @@ _ALPHABETS = re.ASCII | re.UNICODE  # one at a time
 
 
 def parse_regex(
-    text: str, limits: RegexLimits, *, is_shared: bool = False, allows_looks: bool = False
+    text: str,
+    *,
+    max_bytes: int = MAX_PATTERN_BYTES,
+    is_shared: bool = False,
+    allows_looks: bool = False,
 ) -> Node:
     """Parse a pattern to a tree.
 
@@ -64,9 +68,9 @@ def parse_regex(
             is not served; with the position, in characters from 0.
     """
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
-    if num_bytes > limits.max_pattern_bytes:
-        refuse(f"the pattern has {num_bytes} bytes, the limit is {limits.max_pattern_bytes}")
-    refuse_unserved(text, limits, is_shared=is_shared, allows_looks=allows_looks)
+    if num_bytes > max_bytes:
+        refuse(f"the pattern has {num_bytes} bytes, the limit is {max_bytes}")
+    refuse_unserved(text, is_shared=is_shared, allows_looks=allows_looks)
     try:
         with warnings.catch_warnings():  # it warns of sets that may mean something else one day
             warnings.simplefilter("ignore", FutureWarning)

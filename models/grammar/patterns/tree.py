@@ -1,7 +1,8 @@
-"""The tree of a regular expression: six kinds of nodes. Standard library only."""
+"""The tree of a regular expression. Standard library only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from models.grammar.charsets import Ranges
@@ -62,4 +63,53 @@ class Look:
     is_wide: bool = False
 
 
-Node = Chars | Sequence | Choice | Repeat | Anchor | Look
+@dataclass(frozen=True, slots=True)
+class Both:
+    """The texts of all parts; no pattern is written so, see `languages`."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """All texts but those of the part; no pattern is written so, see `languages`."""
+
+    part: Node
+
+
+Node = Chars | Sequence | Choice | Repeat | Anchor | Look | Both | Other
+
+EMPTY = Sequence(())  # the empty text
+NOTHING = Chars(())  # no text at all
+
+
+def choice_of(options: Iterable[Node]) -> Node:
+    """Return one of the options; no text if there are none."""
+    unique = tuple(dict.fromkeys(options))
+    if not unique:
+        return NOTHING
+    return unique[0] if len(unique) == 1 else Choice(unique)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the nodes directly within."""
+    match node:
+        case Sequence() | Both():
+            return node.parts
+        case Choice():
+            return node.options
+        case Repeat() | Other():
+            return (node.part,)
+        case Look():
+            return () if node.part is None else (node.part,)
+        case _:
+            return ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yield the node and all within it, in no order."""
+    waiting = [node]
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting += children(found)

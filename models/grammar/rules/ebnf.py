@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from models.grammar.charsets import LAST, Ranges, complement, union
-from models.grammar.limits import RuleLimits, refuse
+from models.grammar.limits import MAX_DEPTH, MAX_REPEAT, MAX_RULES, refuse
 from models.grammar.patterns.tree import Chars
 from models.grammar.rules.lark_tokens import refuse_at
 from models.grammar.rules.tree import (
@@ -69,19 +69,18 @@ def is_ebnf(text: str) -> bool:
     return _DEFINES.search(text) is not None
 
 
-def parse_ebnf(text: str, limits: RuleLimits) -> Rules:
+def parse_ebnf(text: str) -> Rules:
     """Return the rules of a grammar; `START` is the one that the whole text obeys.
 
     Raises:
         UnsupportedGrammar: with the line and the column.
     """
-    return _Parser(text, limits).rules()
+    return _Parser(text).rules()
 
 
 class _Parser:
-    def __init__(self, text: str, limits: RuleLimits) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._limits = limits
         self._tokens = _cut(text)
         self._at = 0
         self._depth = 0
@@ -95,8 +94,8 @@ class _Parser:
                 self._refuse(token, f"{token.text[:40]!r} where a rule must begin: name ::= ...")
             if token.text in rules:
                 self._refuse(token, f"the rule {token.text[:80]} is defined twice")
-            if len(rules) == self._limits.max_rules:
-                self._refuse(token, f"more than {self._limits.max_rules} rules, which is the limit")
+            if len(rules) == MAX_RULES:
+                self._refuse(token, f"more than {MAX_RULES} rules, which is the limit")
             self._at += 2
             rules[token.text] = self._choice()
         for name, at in self._used.items():
@@ -153,9 +152,8 @@ class _Parser:
 
     def _group(self, opening: _Token) -> Expr:
         self._depth += 1
-        if self._depth > self._limits.max_depth:
-            limit = self._limits.max_depth
-            self._refuse(opening, f"groups nest more than {limit} deep, which is the limit")
+        if self._depth > MAX_DEPTH:
+            self._refuse(opening, f"groups nest more than {MAX_DEPTH} deep, which is the limit")
         inner = self._choice()
         if self._at == len(self._tokens) or self._tokens[self._at].text != ")":
             self._refuse(opening, "this parenthesis is never closed")
@@ -173,9 +171,9 @@ class _Parser:
         high = (int(counts[1]) if counts[1] else None) if comma else low
         if not counts[0] and not counts[1]:
             self._refuse(token, "a repeat needs a number")
-        if max(low, high or 0) > self._limits.max_repeat:
-            limit = self._limits.max_repeat
-            self._refuse(token, f"repeat count {max(low, high or 0)} is over the limit of {limit}")
+        count = max(low, high or 0)
+        if count > MAX_REPEAT:
+            self._refuse(token, f"repeat count {count} is over the limit of {MAX_REPEAT}")
         if high is not None and high < low:
             self._refuse(token, "the least number of a repeat is above its most")
         return repeated(part, low, high) if high != 0 else EMPTY

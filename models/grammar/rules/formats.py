@@ -18,9 +18,18 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-from models.grammar.limits import JsonValue, RegexLimits, RuleLimits, SchemaLimits, refuse
+from models.grammar.limits import (
+    MAX_DEPTH,
+    MAX_REPEAT,
+    MAX_RULES,
+    MAX_SCHEMAS,
+    JsonValue,
+    SchemaLimits,
+    refuse,
+)
 from models.grammar.patterns.parser import parse_regex
-from models.grammar.regex import NOTHING, expanded_size, simplified
+from models.grammar.patterns.tree import NOTHING
+from models.grammar.regex import expanded_size, simplified
 from models.grammar.rules import ebnf
 from models.grammar.rules.fields import Fields
 from models.grammar.rules.free_text import (
@@ -61,12 +70,8 @@ class FormatReader:
     """Builds expressions; `rules` and `schemas` are what it met within."""
 
     def __init__(
-        self,
-        limits: RuleLimits,
-        schema_limits: SchemaLimits,
-        special_id: Callable[[str | int], int | None],
+        self, schema_limits: SchemaLimits, special_id: Callable[[str | int], int | None]
     ) -> None:
-        self._limits = limits
         self._schema_limits = schema_limits
         self._special_id = special_id
         self._num_formats = 0
@@ -112,8 +117,8 @@ class FormatReader:
         if self._num_formats > _MAX_FORMATS:
             refuse(f"more than {_MAX_FORMATS} formats, which is the limit", path=path)
         self._depth += 1
-        if self._depth > self._limits.max_depth:
-            refuse(f"formats nest more than {self._limits.max_depth} deep, the limit", path=path)
+        if self._depth > MAX_DEPTH:
+            refuse(f"formats nest more than {MAX_DEPTH} deep, the limit", path=path)
         built = builder(fields, after)
         fields.finish()
         self._depth -= 1
@@ -132,8 +137,8 @@ class FormatReader:
         fields.unset("style", "json")
         fields.unset("any_order", False)
         path = fields.place("json_schema")
-        if len(self.schemas) == self._limits.max_schemas:
-            refuse(f"more than {self._limits.max_schemas} schemas, which is the limit", path=path)
+        if len(self.schemas) == MAX_SCHEMAS:
+            refuse(f"more than {MAX_SCHEMAS} schemas, which is the limit", path=path)
         try:
             source = schema_source(json.dumps(fields.take("json_schema")), self._schema_limits)
         except UnsupportedGrammar as error:
@@ -145,7 +150,7 @@ class FormatReader:
         path = fields.place("pattern")
         fields.unset("excludes", [])
         try:
-            tree = parse_regex(fields.text("pattern"), RegexLimits())
+            tree = parse_regex(fields.text("pattern"))
             tree = simplified(tree, at_start=True, at_end=True)
         except UnsupportedGrammar as error:
             refuse(error.message, path=path)
@@ -156,14 +161,14 @@ class FormatReader:
     def _grammar(self, fields: Fields, after: After | None) -> Built:
         path = fields.place("grammar")
         try:
-            rules = ebnf.parse_ebnf(fields.text("grammar"), self._limits)
+            rules = ebnf.parse_ebnf(fields.text("grammar"))
         except UnsupportedGrammar as error:
             refuse(error.message, path=path)
         prefix = f"{path}: "
         for name, expression in rules.items():
             self.rules[prefix + name] = _renamed(expression, prefix)
-        if len(self.rules) > self._limits.max_rules:
-            refuse(f"more than {self._limits.max_rules} rules, which is the limit", path=path)
+        if len(self.rules) > MAX_RULES:
+            refuse(f"more than {MAX_RULES} rules, which is the limit", path=path)
         return Built(Ref(prefix + ebnf.START))
 
     def _any_text(self, fields: Fields, after: After | None) -> Built:
@@ -225,23 +230,18 @@ class FormatReader:
 
     def _repeat(self, fields: Fields, after: After | None) -> Built:
         low, high = fields.number("min"), fields.number("max")
-        limit = self._limits.max_repeat
-        if not 0 <= low <= limit or not -1 <= high <= limit or -1 < high < low:
-            refuse(f"min and max must be 0 to {limit}, min the smaller", path=fields.path)
+        if not 0 <= low <= MAX_REPEAT or not -1 <= high <= MAX_REPEAT or -1 < high < low:
+            refuse(f"min and max must be 0 to {MAX_REPEAT}, min the smaller", path=fields.path)
         return self._repeated(fields, low, None if high == -1 else high)
 
     # --- tags ---------------------------------------------------------------------------------
 
-    def _tag(self, fields: Fields, begun: str = "") -> Expr:
-        """Translate a tag.
-
-        `begun` is the part of its beginning that is there already.
-        """
+    def _tag(self, fields: Fields) -> Expr:
         begin = fields.take("begin")
         if isinstance(begin, dict):
             opening: Expr = self.token_of(begin, fields, "begin")
         elif isinstance(begin, str):
-            opening = literal_text(begin[len(begun) :])
+            opening = literal_text(begin)
         else:
             refuse("must be a string or a token", path=fields.place("begin"))
         return sequence([opening, self.content(fields)])
@@ -294,8 +294,8 @@ class FormatReader:
             all_tags = sequence([one, repeated(sequence([separator, one]), 0, None)])
         return Built(all_tags if at_least_one else repeated(all_tags, 0, 1))
 
-    def _finished_tag(self, fields: Fields, begun: str = "") -> Expr:
-        built = self._tag(fields, begun)
+    def _finished_tag(self, fields: Fields) -> Expr:
+        built = self._tag(fields)
         fields.finish()
         return built
 

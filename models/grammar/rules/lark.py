@@ -19,9 +19,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from models.grammar.choice import literal
-from models.grammar.limits import RegexLimits, RuleLimits, SchemaLimits, refuse
+from models.grammar.limits import (
+    MAX_DEPTH,
+    MAX_EXPANDED,
+    MAX_REPEAT,
+    MAX_RULES,
+    MAX_SCHEMAS,
+    SchemaLimits,
+    refuse,
+)
 from models.grammar.patterns.parser import parse_regex
-from models.grammar.regex import NOTHING, expanded_size, simplified, spelt_node
+from models.grammar.patterns.tree import NOTHING
+from models.grammar.regex import expanded_size, simplified, spelt_node
 from models.grammar.rules.lark_tokens import Token, refuse_at, tokens_of
 from models.grammar.schema.source import SchemaSource, schema_source
 from models.protocol.errors import UnsupportedGrammar
@@ -54,26 +63,20 @@ class LarkSource:
 
 
 def lark_source(
-    text: str,
-    limits: RuleLimits,
-    schema_limits: SchemaLimits,
-    loose: frozenset[int] = frozenset(),
+    text: str, schema_limits: SchemaLimits, loose: frozenset[int] = frozenset()
 ) -> LarkSource:
     """Check and rewrite a grammar; `loose`: lines whose schemas may be loosened.
 
     Raises:
         UnsupportedGrammar: with the line and the column.
     """
-    return _Reader(text, limits, schema_limits, loose).read()
+    return _Reader(text, schema_limits, loose).read()
 
 
 class _Reader:
-    def __init__(
-        self, text: str, limits: RuleLimits, schema_limits: SchemaLimits, loose: frozenset[int]
-    ) -> None:
+    def __init__(self, text: str, schema_limits: SchemaLimits, loose: frozenset[int]) -> None:
         self._text = text
         self._loose = loose
-        self._limits = limits
         self._schema_limits = schema_limits
         self._source = LarkSource()
         self._written: list[str] = []
@@ -112,8 +115,8 @@ class _Reader:
                 refuse_at(self._text, token.start, "JSON may only follow %json")
             case "sign":
                 self._sign(token)
-            case "number" if int(token.text[:9]) > self._limits.max_repeat:
-                reason = f"repeat count {token.text[:20]} is over {self._limits.max_repeat}"
+            case "number" if int(token.text[:9]) > MAX_REPEAT:
+                reason = f"repeat count {token.text[:20]} is over {MAX_REPEAT}"
                 refuse_at(self._text, token.start, f"{reason}, the limit")
             case _:
                 self._write(token.text)
@@ -125,8 +128,8 @@ class _Reader:
     def _head(self, tokens: list[Token], at: int) -> int:
         """Read the name of a rule, with its attributes and priority."""
         self._num_rules += 1
-        if self._num_rules > self._limits.max_rules:
-            reason = f"more than {self._limits.max_rules} rules, which is the limit"
+        if self._num_rules > MAX_RULES:
+            reason = f"more than {MAX_RULES} rules, which is the limit"
             refuse_at(self._text, tokens[at].start, reason)
         self._written.append(tokens[at].text)
         at += 1
@@ -178,8 +181,8 @@ class _Reader:
     def _json(self, directive: str, token: Token) -> None:
         if directive == "%json":
             line = self._text.count("\n", 0, token.start) + 1
-            if len(self._source.schemas) == self._limits.max_schemas:
-                reason = f"more than {self._limits.max_schemas} schemas, which is the limit"
+            if len(self._source.schemas) == MAX_SCHEMAS:
+                reason = f"more than {MAX_SCHEMAS} schemas, which is the limit"
                 refuse_at(self._text, token.start, reason)
             with _naming(self._text, token.start, "%json"):
                 is_loose = line in self._loose
@@ -229,7 +232,7 @@ class _Reader:
         letters = "".join(sorted({_FLAGS[flag] for flag in flags}))
         prefix = f"(?{letters})" if letters else ""
         with _naming(self._text, token.start, "regular expression"):
-            parsed = parse_regex(prefix + pattern, RegexLimits())
+            parsed = parse_regex(prefix + pattern)
             tree = simplified(parsed, at_start=True, at_end=True)
             if tree == NOTHING:
                 refuse("no text matches this pattern")
@@ -239,12 +242,12 @@ class _Reader:
 
     def _grow(self, token: Token, size: int) -> None:
         self._size += size
-        if self._size > self._limits.max_expanded:
+        if self._size > MAX_EXPANDED:
             refuse_at(
                 self._text,
                 token.start,
                 f"the strings and patterns up to here have {self._size} characters with their "
-                f"repeats written out, the limit is {self._limits.max_expanded}",
+                f"repeats written out, the limit is {MAX_EXPANDED}",
             )
 
     def _special(self, token: Token) -> str:
@@ -257,8 +260,8 @@ class _Reader:
         if token.text in _SIGNS:
             refuse_at(self._text, token.start, f"{token.text} {_SIGNS[token.text]}")
         self._depth += (token.text in "([{") - (token.text in ")]}")
-        if self._depth > self._limits.max_depth:
-            reason = f"parentheses nest more than {self._limits.max_depth} deep, which is the limit"
+        if self._depth > MAX_DEPTH:
+            reason = f"parentheses nest more than {MAX_DEPTH} deep, which is the limit"
             refuse_at(self._text, token.start, reason)
         self._written.append(token.text)  # "?" and "!" may be the first letter of a name
 

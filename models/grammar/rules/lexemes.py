@@ -14,7 +14,7 @@ lexeme (JSON, free text) is not compared. Standard library only.
 from __future__ import annotations
 
 from models.grammar.charsets import LAST, Ranges, union
-from models.grammar.limits import RuleLimits, refuse
+from models.grammar.limits import MAX_EXPANDED, refuse
 from models.grammar.patterns.tree import Node
 from models.grammar.rules.positions import Positions, TooManyEdges, may_go_on, positions_of
 from models.grammar.rules.tree import (
@@ -41,7 +41,7 @@ _JSON_START: Ranges = union((ord(char), ord(char)) for char in '"-0123456789[{tf
 _MAX_PAIRS = 200_000  # comparisons; beyond, a grammar counts as not exact
 
 
-def joined(rules: Rules, limits: RuleLimits, *, merges: bool) -> Rules:
+def joined(rules: Rules, *, merges: bool) -> Rules:
     """Put every regular rule in place of its name.
 
     `merges`: also join regular neighbours, which makes fewer and longer lexemes.
@@ -61,7 +61,7 @@ def joined(rules: Rules, limits: RuleLimits, *, merges: bool) -> Rules:
         expression = _without_loop(name, rebuilt(rules[name], found, merges=merges))
         if not isinstance(expression, Regular):
             continue
-        _check_size(name, expression, limits)
+        _check_size(name, expression)
         found[name] = expression
         for user in users.get(name, ()):
             waiting[user].discard(name)
@@ -71,7 +71,7 @@ def joined(rules: Rules, limits: RuleLimits, *, merges: bool) -> Rules:
     for name, expression in kept.items():
         for part in walk(expression):
             if isinstance(part, Regular):
-                _check_size(name, part, limits)
+                _check_size(name, part)
     return kept
 
 
@@ -79,11 +79,11 @@ def _names(expression: Expr) -> set[str]:
     return {part.name for part in walk(expression) if isinstance(part, Ref)}
 
 
-def _check_size(name: str, part: Regular, limits: RuleLimits) -> None:
-    if part.size > limits.max_expanded:
+def _check_size(name: str, part: Regular) -> None:
+    if part.size > MAX_EXPANDED:
         refuse(
             f"the rule {name[:80]} has {part.size} characters with its repeats and rules written "
-            f"out, the limit is {limits.max_expanded}"
+            f"out, the limit is {MAX_EXPANDED}"
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from models.grammar.limits import JsonValue, RuleLimits, SchemaLimits, refuse
+from models.grammar.limits import JsonValue, SchemaLimits, refuse
 from models.grammar.rules.fields import Fields
 from models.grammar.rules.formats import FormatReader
 from models.grammar.rules.tree import Rules
@@ -25,13 +25,12 @@ SpecialId = Callable[[str | int], int | None]  # the id of a special token that 
 
 
 def parse_structural_tag(
-    text: str, limits: RuleLimits, schema_limits: SchemaLimits, special_id: SpecialId
+    text: str, schema_limits: SchemaLimits, special_id: SpecialId
 ) -> tuple[Rules, list[tuple[str, SchemaSource]]]:
     """Parse a structural tag to rules; the whole text obeys `START`.
 
     Args:
         text: its JSON text.
-        limits: of the grammar.
         schema_limits: of each schema within.
         special_id: the id of a special token by name or number; None: there is no such token.
 
@@ -41,7 +40,7 @@ def parse_structural_tag(
     Raises:
         UnsupportedGrammar: with the place, a JSON path.
     """
-    reader = FormatReader(limits, schema_limits, special_id)
+    reader = FormatReader(schema_limits, special_id)
     try:
         value: JsonValue = json.loads(text)
     except RecursionError:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from models.grammar.patterns.tree import Chars, Choice, Node, Repeat
+from models.grammar.patterns.tree import Chars, Choice, Node, Repeat, choice_of
 from models.grammar.patterns.tree import Sequence as NodeSequence
 
 _MAX_DEPTH = 60  # depth of the tree of one regular part; deeper ones stay in rules of their own
@@ -120,8 +120,7 @@ def choice(options: Iterable[Expr]) -> Expr:
     others: list[Expr] = [one for one in flat if not isinstance(one, Regular)]
     if len(regular) > 1 and not _is_deep(*regular):
         size, depth = sum(one.size for one in regular), max(one.depth for one in regular)
-        nodes = tuple(dict.fromkeys(one.node for one in regular))
-        node = nodes[0] if len(nodes) == 1 else Choice(nodes)
+        node = choice_of(one.node for one in regular)
         others.insert(0, Regular(node, size, depth + 1))
     else:
         others = flat

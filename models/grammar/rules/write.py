@@ -7,9 +7,9 @@ becomes rules over single characters, which are slower and read exactly the same
 from __future__ import annotations
 
 from models.grammar.choice import literal
-from models.grammar.limits import RuleLimits, refuse
-from models.grammar.patterns.tree import Node
-from models.grammar.regex import NOTHING, LarkWriter, quantifier, simplified
+from models.grammar.limits import refuse
+from models.grammar.patterns.tree import NOTHING, Node
+from models.grammar.regex import LarkWriter, quantifier, simplified
 from models.grammar.rules.lexemes import is_exact, joined
 from models.grammar.rules.tree import (
     Expr,
@@ -29,13 +29,12 @@ from models.grammar.rules.tree import (
 _ANY = "/(?s:.*)/"
 
 
-def written(rules: Rules, start: str, limits: RuleLimits) -> str:
+def written(rules: Rules, start: str) -> str:
     """Return the Lark text of a grammar.
 
     Args:
         rules: all that are referred to; what `start` does not lead to is left out.
         start: the rule that the whole text obeys.
-        limits: of the grammar.
 
     Raises:
         UnsupportedGrammar: a rule comes to no end, or is too large with its repeats written out.
@@ -43,7 +42,7 @@ def written(rules: Rules, start: str, limits: RuleLimits) -> str:
     reached = _reached(rules, start)
     _check_ends(reached)
     for merges in (True, False):
-        kept = _reached(joined(reached, limits, merges=merges), start)
+        kept = _reached(joined(reached, merges=merges), start)
         if is_exact(kept):
             return _Writer(has_lexemes=True).write(kept, start)
     return _Writer(has_lexemes=False).write(kept, start)

@@ -94,10 +94,6 @@ def _is_names(value: JsonValue) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _is_values(value: JsonValue) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
 def _is_text(value: JsonValue) -> bool:
     return isinstance(value, str)
 
@@ -125,7 +121,7 @@ _MAP = (_is_map, "an object of schemas by name")
 _LIST = (_is_list, "a list of one or more schemas")
 _VALUES: dict[str, tuple[Callable[[JsonValue], bool], str]] = {
     "type": (_is_type, f"one or several of {', '.join(TYPES)}"),
-    "enum": (_is_values, "a list of one or more values"),
+    "enum": (_is_list, "a list of one or more values"),
     "required": (_is_names, "a list of names"),
     "dependentRequired": (_are_names_by_name, "an object of lists of names"),
     "dependencies": (_is_map, "an object of schemas or lists of names"),

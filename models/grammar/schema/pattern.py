@@ -13,16 +13,24 @@ Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. K
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from models.grammar.charsets import Ranges, complement, intersection
-from models.grammar.limits import RegexLimits, refuse
-from models.grammar.patterns.languages import node_of
+from models.grammar.limits import MAX_PATTERN_BYTES, refuse
 from models.grammar.patterns.lookahead import has_looks, resolved
 from models.grammar.patterns.parser import parse_regex
-from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
-from models.grammar.regex import EMPTY, NOTHING, expanded_size, simplified, spelt_node
+from models.grammar.patterns.tree import (
+    EMPTY,
+    NOTHING,
+    Anchor,
+    Chars,
+    Choice,
+    Node,
+    Repeat,
+    Sequence,
+    choice_of,
+)
+from models.grammar.regex import check_expanded, simplified, spelt_node
 from models.grammar.schema.ecma import at_origin, python_spelling
 from models.protocol.errors import UnsupportedGrammar
 
@@ -39,12 +47,11 @@ _MAX_KEPT = 4 * _MAX_AUTOMATA
 _Edges = dict[tuple[bool, bool], Node]
 
 
-def rust_patterns(text: str, limits: RegexLimits, automata: set[Node] | None = None) -> list[str]:
+def rust_patterns(text: str, automata: set[Node] | None = None) -> list[str]:
     """Return the pattern in Rust's spelling: one or several, all of which must match.
 
     Args:
         text: the pattern.
-        limits: of one pattern.
         automata: the patterns of the same schema that became automata; takes this one.
 
     Raises:
@@ -52,21 +59,14 @@ def rust_patterns(text: str, limits: RegexLimits, automata: set[Node] | None = N
             repeats written out, or without its look-ahead.
     """
     spelt, origins = text, list[int]()
-    if len(text) <= limits.max_pattern_bytes:
+    if len(text) <= MAX_PATTERN_BYTES:
         spelt, origins = python_spelling(text)  # which may be longer
-    grown = limits.max_pattern_bytes + _MAX_BYTES_PER_CHAR * (len(spelt) - len(text))
+    grown = MAX_PATTERN_BYTES + _MAX_BYTES_PER_CHAR * (len(spelt) - len(text))
     try:
-        tree = parse_regex(
-            spelt,
-            replace(limits, max_pattern_bytes=grown),
-            is_shared=True,
-            allows_looks=True,
-        )
+        tree = parse_regex(spelt, max_bytes=grown, is_shared=True, allows_looks=True)
     except UnsupportedGrammar as error:
         raise at_origin(error, origins) from None
-    return [
-        _checked(part, limits) for part in _parts(tree, set() if automata is None else automata)
-    ]
+    return [_checked(part) for part in _parts(tree, set() if automata is None else automata)]
 
 
 def _parts(tree: Node, automata: set[Node]) -> list[Node]:
@@ -77,7 +77,7 @@ def _parts(tree: Node, automata: set[Node]) -> list[Node]:
                 Sequence((*(() if s else (_ANYTHING,)), node, *(() if e else (_ANYTHING,))))
                 for (s, e), node in _edges(tree).items()
             ]
-            return [_joined(options)]
+            return [choice_of(options)]
         except _AnchorInside:
             pass
     if tree not in automata and len(automata) >= _MAX_AUTOMATA:
@@ -96,29 +96,23 @@ def _parts(tree: Node, automata: set[Node]) -> list[Node]:
 def _without_looks(tree: Node) -> tuple[Node, ...] | str:
     """Return trees all of which match, or why there are none."""
     try:
-        found = resolved(tree, _WRITABLE, is_whole=False, is_shared=True)
+        return tuple(resolved(tree, _WRITABLE, is_whole=False, is_shared=True))
     except UnsupportedGrammar as error:
         return error.message
-    return tuple(node_of(language) for language in found)
 
 
-def _checked(tree: Node, limits: RegexLimits) -> str:
+def _checked(tree: Node) -> str:
     tree = simplified(tree, at_start=False, at_end=False)
     if tree == NOTHING:
         refuse("no text matches this pattern")
-    size = expanded_size(tree)
-    if size > limits.max_expanded:
-        refuse(
-            f"the pattern has {size} characters with its repeats written out, "
-            f"the limit is {limits.max_expanded}"
-        )
+    check_expanded([tree])
     return f"^(?:{spelt_node(tree)})$"
 
 
-def at_path(text: str, limits: RegexLimits, path: str, automata: set[Node]) -> list[str]:
+def at_path(text: str, path: str, automata: set[Node]) -> list[str]:
     """Call `rust_patterns`, with refusals that name the place in the schema too."""
     try:
-        return rust_patterns(text, limits, automata)
+        return rust_patterns(text, automata)
     except UnsupportedGrammar as error:
         refuse(error.message, path=path)
 
@@ -148,7 +142,7 @@ def _edges(node: Node) -> _Edges:
                 if is_start or is_end:
                     raise _AnchorInside
             return {(False, False): Repeat(edges[False, False], node.low, node.high)}
-        case Look():
+        case _:
             raise AssertionError("look-ahead is resolved before")
 
 
@@ -181,9 +175,4 @@ def _merged(found: list[tuple[tuple[bool, bool], Node]]) -> _Edges:
     edges: dict[tuple[bool, bool], list[Node]] = {}
     for edge, node in found:
         edges.setdefault(edge, []).append(node)
-    return {edge: _joined(nodes) for edge, nodes in edges.items()}
-
-
-def _joined(nodes: list[Node]) -> Node:
-    unique = list(dict.fromkeys(nodes))
-    return unique[0] if len(unique) == 1 else Choice(tuple(unique))
+    return {edge: choice_of(nodes) for edge, nodes in edges.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from models.grammar.limits import JsonValue, RegexLimits, Schema, json_path, refuse
+from models.grammar.limits import JsonValue, Schema, json_path, refuse
 from models.grammar.patterns.tree import Node
 from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.pattern import UNWRITABLE, at_path
@@ -60,7 +60,7 @@ class _Patterns:
 
     def translated(self, pattern: str, path: str) -> list[str]:
         """Return the patterns that a text must match all of."""
-        found = at_path(pattern, RegexLimits(), path, self._automata)
+        found = at_path(pattern, path, self._automata)
         self.written.update(dict.fromkeys(found, pattern))
         return found
 

@@ -13,9 +13,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from models.grammar.limits import RegexLimits, Schema, SchemaLimits, json_path, refuse
+from models.grammar.limits import Schema, SchemaLimits, json_path, refuse
+from models.grammar.patterns.languages import may_be_empty
 from models.grammar.patterns.parser import parse_regex
-from models.grammar.patterns.tree import Chars, Choice, Node, Repeat, Sequence
+from models.grammar.patterns.tree import Chars, walk
 from models.grammar.regex import simplified, spelt_node
 from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.drafts import modernise
@@ -199,42 +200,19 @@ def _space_pattern(pattern: str) -> str:
     No whitespace at all is allowed everywhere too.
     """
     try:
-        tree = simplified(parse_regex(pattern, RegexLimits()), at_start=True, at_end=True)
+        tree = simplified(parse_regex(pattern), at_start=True, at_end=True)
     except UnsupportedGrammar as error:
         refuse(error.message, path=_OPTION)
-    if not _is_space(tree):
+    ranges = [one for part in walk(tree) if isinstance(part, Chars) for one in part.ranges]
+    if not all(_is_space(low, high) for low, high in ranges):
         refuse("may match only space, tab, line feed and carriage return", path=_OPTION)
-    if not _may_be_empty(tree):
+    if not may_be_empty(tree):
         refuse("must match the empty text too", path=_OPTION)
     return spelt_node(tree)
 
 
-def _is_space(node: Node) -> bool:
-    match node:
-        case Chars():
-            return all(
-                set(range(low, min(high, low + 64) + 1)) <= _SPACE for low, high in node.ranges
-            )
-        case Sequence():
-            return all(map(_is_space, node.parts))
-        case Choice():
-            return all(map(_is_space, node.options))
-        case Repeat():
-            return _is_space(node.part)
-        case _:
-            return False
-
-
-def _may_be_empty(node: Node) -> bool:
-    match node:
-        case Sequence():
-            return all(map(_may_be_empty, node.parts))
-        case Choice():
-            return any(map(_may_be_empty, node.options))
-        case Repeat():
-            return node.low == 0 or _may_be_empty(node.part)
-        case _:
-            return False
+def _is_space(low: int, high: int) -> bool:
+    return set(range(low, min(high, low + 64) + 1)) <= _SPACE
 
 
 def one_line(complaint: str) -> str:

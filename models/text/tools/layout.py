@@ -5,8 +5,8 @@ All formats here are one shape, in which the arguments of a call are one JSON ob
     text, TRIGGER...OPENING, BEFORE_NAME name BEFORE_ARGUMENTS {...} AFTER,
     SEPARATOR and the next call ..., CLOSING
 
-A format is data, a file each. `grammar.py` makes the grammar of a turn of it, and `reader.py` reads
-the turn. So the allowed texts and the understood texts are the same by construction.
+A format is data (`formats.py`). `grammar.py` makes the grammar of a turn of it, and `reader.py`
+reads the turn. So the allowed texts and the understood texts are the same by construction.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.text.chat_template import ChatTemplates
+from models.text.tools.formats import PLAIN_JSON, named_layout
 from models.text.tools.layout import ToolLayout
-from models.text.tools.plain import PLAIN_JSON
 from models.text.tools.reasoning import ReasoningLayout, named_reasoning
-from models.text.tools.registry import named_layout
 
 Turns = list[dict[str, Any]]
 Tools = Sequence[Mapping[str, Any]]

@@ -22,16 +22,11 @@ class TextMemory:
     def __init__(self) -> None:
         self._recent: dict[str, SuffixIndex] = {}  # by salt, the last to be used at the end
         self._odds: dict[TaskClass, OddsPool] = {}
-        self._guess_odds: dict[TaskClass, OddsPool] = {}
         self._predicted_odds: dict[TaskClass, OddsPool] = {}
 
     def odds(self, task_class: TaskClass) -> OddsPool:
         """Return the odds of matches in texts of that class."""
         return self._odds.setdefault(task_class, OddsPool())
-
-    def guess_odds(self, task_class: TaskClass) -> OddsPool:
-        """Return the odds that draft models agree with matches, in texts of that class."""
-        return self._guess_odds.setdefault(task_class, OddsPool())
 
     def predicted_odds(self, task_class: TaskClass) -> OddsPool:
         """Return the odds of matches with clients' predictions of such texts."""

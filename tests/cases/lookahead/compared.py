@@ -24,6 +24,13 @@ EOS_IDS = (0, 1)
 EVERY_STATE = {"accepted", "low_acceptance", "low_reward"}
 REFERENCES: dict[str, type[Texts]] = {"paper": PaperReference, "gain": GainReference}
 _AT_ONCE = 16
+TERMS: dict[str, Any] = {
+    "length": 4,
+    "candidates": 4,
+    "accept_threshold": 0.5,
+    "reward_threshold": 0.5,
+    "commit": "token",
+}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of look-aheads, of sampling
     "cdlh": ({"method": "cdlh"}, {}),
     "cdlh that commits roll-outs": ({"method": "cdlh", "commit": "rollout"}, {}),
@@ -106,11 +113,9 @@ def request_of(
         "length": 3 + number % 3,
         "candidates": 3,
         "acceptance": acceptance,
-        "accept_threshold": 0.5,
-        "reward_threshold": 0.5,
-        "commit": "token",
     }
-    settings = LookaheadSettings(reward=json.dumps(reward), text_of=text_of, **(options | terms))
+    options = TERMS | options | terms
+    settings = LookaheadSettings(reward=json.dumps(reward), text_of=text_of, **options)
     return way, replace(request, lookahead=settings)
 
 

@@ -6,8 +6,7 @@ import atexit
 import random
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,9 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.kv.block_pool import BlockPool
-from models.protocol.messages import DraftProbs, Proposal, Sampling, Verdict
-from tests.cases.messages import EPOCH, opening, proposing, verifying
+from models.protocol.messages import Sampling
 from tests.cases.models.greedy import greedy_text
-from tests.harness.distribution_engines import answers
+from tests.fakes.engines import EPOCH, Client, Link, run_clients
 
 VOCAB_SIZE = 256
 MAX_LEN = 160
@@ -214,9 +212,9 @@ def reference_texts(path: Path) -> list[list[int]]:
 class Served:
     """What the engines generated, and how the drafts fared."""
 
-    texts: list[list[int]] = field(default_factory=list)
-    num_drafted: int = 0
-    num_accepted: int = 0
+    texts: list[list[int]]
+    num_drafted: int
+    num_accepted: int
 
 
 def serve(
@@ -229,49 +227,16 @@ def serve(
 ) -> Served:
     """The text of all `prompts` together, in rounds of up to k draft tokens."""
     load = partial(runner, attention=attention, engine=engine)
-    target = TargetEngine(load(target_path), NoMaskSource(), EPOCH)
+    target = Link(TargetEngine(load(target_path), NoMaskSource(), EPOCH))
     draft = None
     if draft_path is not None:
-        draft = DraftEngine(load(draft_path), NoMaskSource(), EPOCH)
-    served = Served()
-    texts = [list(prompt) for prompt in prompts()]
-    ends = [len(text) + NUM_TOKENS for text in texts]
-    for number, text in enumerate(texts):
-        opened = opening(str(number), sampling, len(text))
-        target.submit(opened, number)
-        if draft is not None:
-            draft.submit(opened, number)
-    seq = 0
-    while open_numbers := [n for n, text in enumerate(texts) if len(text) < ends[n]]:
-        seq += 1
-        drafts = _drafts(draft, open_numbers, texts, seq, k)
-        for number in open_numbers:
-            message = verifying(str(number), seq, texts[number], *drafts.get(number, ([], None)))
-            target.submit(message, number)
-        for number, verdict in answers(target).items():
-            assert isinstance(verdict, Verdict), verdict
-            tokens, _ = drafts.get(number, ([], None))
-            texts[number] += [*tokens[: verdict.num_accepted], verdict.token]
-            served.num_drafted += len(tokens)
-            served.num_accepted += verdict.num_accepted
-    for prompt, text in zip(prompts(), texts, strict=True):
-        served.texts.append(text[len(prompt) :][:NUM_TOKENS])
-    return served
-
-
-def _drafts(
-    draft: DraftEngine | None,
-    numbers: Sequence[int],
-    texts: list[list[int]],
-    seq: int,
-    k: int,
-) -> dict[int, tuple[list[int], DraftProbs | None]]:
-    if draft is None:
-        return {}
-    for number in numbers:
-        draft.submit(proposing(str(number), seq, texts[number], k), number)
-    drafts = {}
-    for number, proposal in answers(draft).items():
-        assert isinstance(proposal, Proposal), proposal
-        drafts[number] = (proposal.tokens, proposal.draft_probs)
-    return drafts
+        draft = Link(DraftEngine(load(draft_path), NoMaskSource(), EPOCH))
+    clients = [
+        Client(str(n), prompt, sampling, NUM_TOKENS, target, draft, num_draft_tokens=lambda: k)
+        for n, prompt in enumerate(prompts())
+    ]
+    return Served(
+        texts=run_clients(clients),
+        num_drafted=sum(len(each.tokens) for client in clients for each in client.proposals),
+        num_accepted=sum(each.num_accepted for client in clients for each in client.verdicts),
+    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from models.text.tools.formats import LAYOUTS, MISTRAL_ARGS, MISTRAL_SPACED
 from models.text.tools.layout import ToolLayout
-from models.text.tools.mistral import MISTRAL_ARGS, MISTRAL_SPACED
 from models.text.tools.reasoning import REASONING, ReasoningStart
-from models.text.tools.registry import LAYOUTS
 from models.text.tools.turn import CallableTool, Turn
 
 ALL_LAYOUTS = [*LAYOUTS.values(), MISTRAL_SPACED, MISTRAL_ARGS]

@@ -9,21 +9,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from deployments.api.http import create_app
-from deployments.api.keys import ApiKeys, faults_of_keys, read_key_file
+from deployments.api.keys import ApiKeys, Tenant, faults_of_keys, read_key_file
 from deployments.api.playground.page import PAGE_PATHS
 from deployments.api.schemas.openapi import OPEN_PATHS
-from deployments.api.tenants import Tenant
 from deployments.api_keys import main
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
 from router.types import GenerationRequest
-from tests.fakes.http import ScriptedGenerator, http_service
-
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+from tests.fakes.clock import Clock
+from tests.fakes.http import CHAT, ScriptedGenerator
+from tests.harness.http_clients import client_of
 
 
 def line(name: str, key: str, limits: str = "") -> str:
@@ -35,14 +32,6 @@ def name_of(keys: ApiKeys, key: bytes) -> str | None:
     return None if tenant is None else tenant.name
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys.txt"
@@ -50,13 +39,6 @@ def key_file(tmp_path: Path) -> Path:
         "# clients\n\n" + line("alice", "sk-a") + line("bob", "sk-b").strip() + " # b\n"
     )
     return path
-
-
-def client_with(keys: ApiKeys, prefix: str = "") -> httpx.AsyncClient:
-    """With a `prefix` as Serve's proxy and uvicorn serve under one: it stays in the path."""
-    app = create_app(http_service(ScriptedGenerator(), api_keys=keys))
-    transport = httpx.ASGITransport(app, root_path=prefix)
-    return httpx.AsyncClient(transport=transport, base_url=f"http://test{prefix}")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +55,7 @@ def client_with(keys: ApiKeys, prefix: str = "") -> httpx.AsyncClient:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
 @pytest.mark.parametrize("prefix", ["", "/llm", "/v1", "/health"])
 async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path, prefix):
-    async with client_with(ApiKeys(key_file), prefix) as client:
+    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file), prefix=prefix) as client:
         if path.endswith("models"):
             response = await client.get(path, headers=headers)
         else:
@@ -90,20 +72,20 @@ async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path,
 @pytest.mark.parametrize("prefix", ["", "/llm"])
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 async def test_open_routes_need_no_key(key_file, path, prefix):
-    async with client_with(ApiKeys(key_file), prefix) as client:
+    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file), prefix=prefix) as client:
         assert (await client.get(path)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/playground", "/doc", "/v2/models", "/health/x", "/llm/health"])
 async def test_what_is_not_open_needs_a_key_also_where_there_is_nothing(key_file, path):
-    async with client_with(ApiKeys(key_file)) as client:
+    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file)) as client:
         assert (await client.get(path)).status_code == 401
         headers = {"authorization": "Bearer sk-a"}
         assert (await client.get(path, headers=headers)).status_code == 404
 
 
 async def test_open_paths_are_routes_and_the_page_calls_them_so(key_file):
-    async with client_with(ApiKeys(key_file)) as client:
+    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file)) as client:
         headers = {"authorization": "Bearer sk-a"}
         paths = (await client.get("/openapi.json", headers=headers)).json()["paths"]
     opened = {
@@ -115,7 +97,7 @@ async def test_open_paths_are_routes_and_the_page_calls_them_so(key_file):
 
 async def test_a_key_is_never_logged(key_file, caplog):
     caplog.set_level(logging.DEBUG)
-    async with client_with(ApiKeys(key_file)) as client:
+    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file)) as client:
         await client.get("/v1/models", headers={"authorization": "Bearer sk-a"})
         await client.get("/v1/models", headers={"authorization": "Bearer sk-wrong"})
     assert "sk-" not in caplog.text
@@ -265,10 +247,7 @@ def test_a_limit_that_is_wrong_is_named_and_its_key_opens_nothing(
 async def asked_as(key: str, keys: ApiKeys, **fields: Any) -> GenerationRequest:
     """Return the request that reaches the generator from a client with that key."""
     generator = ScriptedGenerator()
-    app = create_app(http_service(generator, api_keys=keys))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://outrider"
-    ) as client:
+    async with client_of(generator, api_keys=keys) as client:
         answer = await client.post(
             "/v1/chat/completions",
             json=CHAT | fields,
@@ -298,8 +277,6 @@ async def test_clients_share_nothing_but_within_a_group(tmp_path: Path) -> None:
     asked = {key: (await asked_as(key, keys, cache_salt="s")).cache_salt for key in salts}
     assert len(set(asked.values()) | set(salts.values())) == 8
     nobody = ScriptedGenerator()
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(http_service(nobody))), base_url="http://outrider"
-    ) as client:
+    async with client_of(nobody) as client:
         await client.post("/v1/chat/completions", json=CHAT | {"cache_salt": "s"})
     assert nobody.requests[0].cache_salt == "s"

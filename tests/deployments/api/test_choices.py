@@ -1,25 +1,23 @@
-"""Several choices of one request: seeds, indices, sums, and their common end."""
+"""Several choices of one request: seeds, indices, sums, their common end, and turns of many."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
 from deployments.api.choices import finished_together
+from deployments.api.keys import Tenant
 from models.protocol.errors import Overloaded, Unavailable
 from router.stats import SpeculationStats, TimeSplit
 from router.types import Finished
-from tests.fakes.http import STATS, ScriptedGenerator
+from tests.fakes.http import BODIES, BOTH, STATS, ScriptedGenerator, served_model
 from tests.harness.http_clients import client_of, events_of
 
-BODIES = {
-    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"model": "tiny", "prompt": "hi"},
-}
-BOTH = pytest.mark.parametrize("path", BODIES, ids=["chat", "text"])
 TEXTS = {5: ("one",), 6: ("two ", "words"), 7: ("now ", "three ", "words")}
 
 
@@ -95,19 +93,6 @@ async def test_a_client_that_goes_away_frees_all_choices():
     assert scripted.closed == 3
 
 
-async def test_too_many_choices_are_refused():
-    scripted = ScriptedGenerator()
-    response = await post(scripted, "/v1/completions", n=9)
-    assert response.status_code == 400
-    assert response.json()["error"] == {
-        "message": "n: at most 8 choices are allowed (got 9)",
-        "type": "invalid_request_error",
-        "param": "n",
-        "code": "invalid_request",
-    }
-    assert scripted.requests == []
-
-
 def test_ends_are_added_up():
     other = SpeculationStats(
         num_rounds=2,
@@ -136,3 +121,71 @@ def test_ends_are_added_up():
     assert stats.draft_acceptance_rate == pytest.approx(7 / 13)
     assert stats.time == TimeSplit(draft_ms=2.0, verify_ms=2.5)
     assert finished_together(ends[:1]) is ends[0]
+
+
+# --- some at once, the others as these end --------------------------------------------------------
+
+
+class Slots:
+    """Counts how many are held at once."""
+
+    def __init__(self) -> None:
+        self.num_held = self.most_held = 0
+
+    @asynccontextmanager
+    async def slot(self, _: Tenant) -> AsyncIterator[None]:
+        self.num_held += 1
+        self.most_held = max(self.most_held, self.num_held)
+        try:
+            yield
+        finally:
+            self.num_held -= 1
+
+
+async def post_many(scripted: ScriptedGenerator, slots: Slots, **fields: Any) -> Any:
+    model = served_model(max_choices=128, max_choices_at_once=4)
+    path = "/v1/chat/completions"
+    async with client_of(scripted, model=model, slot=slots.slot) as client:
+        return await client.post(path, json=BODIES[path] | {"seed": 5} | fields)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_128_choices_run_four_at_once(is_stream):
+    scripted, slots = ScriptedGenerator(delay_s=0.001), Slots()
+    response = await post_many(scripted, slots, n=128, stream=is_stream)
+    assert (slots.most_held, slots.num_held) == (4, 0)
+    assert sorted(one.sampling.seed for one in scripted.requests) == list(range(5, 133))
+    if is_stream:
+        ends = [event["choices"][0] for event in events_of(response.text)[:-1]]
+        done = [one["index"] for one in ends if one["finish_reason"] is not None]
+        assert sorted(done) == list(range(128))
+    else:
+        choices = response.json()["choices"]
+        assert [choice["index"] for choice in choices] == list(range(128))
+        assert {choice["message"]["content"] for choice in choices} == {"The bear."}
+        assert response.json()["usage"]["completion_tokens"] == 128 * 3
+
+
+async def test_more_are_refused_with_limit_and_value():
+    scripted = ScriptedGenerator()
+    response = await post_many(scripted, Slots(), n=129)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "n: at most 128 choices are allowed (got 129)",
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": "invalid_request",
+    }
+    assert scripted.requests == []
+
+
+async def test_a_client_that_leaves_frees_those_that_run_and_those_that_wait():
+    scripted, slots = ScriptedGenerator(hang_at=1), Slots()
+    asking = asyncio.create_task(post_many(scripted, slots, n=16))
+    await scripted.started.wait()
+    await asyncio.sleep(0.02)
+    assert slots.num_held == 4
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert slots.num_held == 0
+    assert len(scripted.requests) == scripted.closed == 4

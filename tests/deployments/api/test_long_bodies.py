@@ -16,12 +16,12 @@ import pytest
 from deployments.api.bodies import parse
 from deployments.api.history.content import MAX_PARTS
 from deployments.api.history.message import MAX_MESSAGES
-from deployments.api.http import create_app
 from deployments.api.requests import prepare_completions, prepare_turn
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.strict_fields import MAX_FIELDS
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
-from tests.fakes.http import ScriptedGenerator, http_service, served_model
+from tests.fakes.http import ScriptedGenerator, served_model
+from tests.harness.http_clients import client_of
 
 # What no machine takes for a step of the loop; the code that this is about took seconds.
 LONGEST_GAP_S = 0.5
@@ -62,8 +62,6 @@ async def refusals(
 
     The time is what this process computed meanwhile: a busy machine does not make it longer.
     """
-    service = http_service(ScriptedGenerator(), body_limit_bytes=2_000_000)
-    service.model = served_model(**limits)
     longest_s = 0.0
 
     async def watch() -> None:
@@ -73,8 +71,8 @@ async def refusals(
             await asyncio.sleep(0.001)
             longest_s = max(longest_s, time.process_time() - began_s)
 
-    transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    options: dict[str, Any] = {"model": served_model(**limits), "body_limit_bytes": 2_000_000}
+    async with client_of(ScriptedGenerator(), **options) as client:
         watching = asyncio.create_task(watch())
         asked = [client.post(path, content=content) for _ in range(times)]
         answers = await asyncio.gather(*asked)

@@ -13,13 +13,12 @@ from deployments.api.requests import ServedModel, prepare_turn
 from deployments.api.schemas.requests import ChatCompletionRequest
 from deployments.api.turns.asked_turn import AskedTurn
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
-from models.text.tools.hermes import HERMES
-from models.text.tools.llama import LLAMA3_JSON
+from models.text.tools.formats import HERMES, LLAMA3_JSON
 from models.text.tools.prompt import TurnFormats
 from models.text.tools.reasoning import REASONING
 from router.types import GenerationRequest
 from tests.fakes.http import ScriptedGenerator, served_model
-from tests.harness.http_clients import client_of, events_of, openai_client
+from tests.harness.http_clients import client_of, events_of
 
 
 def tool(name: str, **fields: Any) -> dict[str, Any]:
@@ -145,22 +144,6 @@ async def test_a_stream_that_must_call_begins_without_content():
     async with client_of(ScriptedGenerator(texts=(ONE,)), model=ROOMY) as client:
         events = events_of((await client.post("/v1/chat/completions", json=body)).text)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
-
-
-def test_openais_client_understands_a_stream():
-    with (
-        openai_client(ScriptedGenerator(texts=TEXTS), model=ROOMY) as client,
-        client.chat.completions.stream(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            tools=[ADD],  # type: ignore[list-item]  # a plain dict
-        ) as stream,
-    ):
-        for _ in stream:
-            pass
-        message = stream.get_final_completion().choices[0].message
-    assert message.tool_calls is not None
-    assert message.tool_calls[0].function.parsed_arguments == {"a": 1, "b": 20}
 
 
 # --- reasoning ------------------------------------------------------------------------------------
@@ -373,6 +356,16 @@ for _ in range(60):
             {"tool_choice": {"type": "function", "function": {"name": "sub"}}},
             "tool_choice.function.name",
             '"sub"; there are add, note',
+        ),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "add,note"}}},
+            "tool_choice.function.name",
+            '"add,note"; there are add, note',
+        ),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": ""}}},
+            "tool_choice.function.name",
+            '""; there are add, note',
         ),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", '"no"'),
         (

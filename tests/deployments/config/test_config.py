@@ -83,29 +83,6 @@ CROWDED = {"model_path": "x", "device": "cuda", "gpu_memory_utilization": 0.9, "
         ),
         ({"target": CROWDED}, "gpu_memory_utilization must be at most 0.5 with a spare, .* 0.9"),
     ],
-    ids=[
-        "top",
-        "nested",
-        "optional-section",
-        "missing",
-        "range",
-        "literal",
-        "union",
-        "quantization",
-        "quantization-device",
-        "heads-of-a-draft",
-        "heads-gpu",
-        "heads-paged",
-        "early-exit-of-a-draft",
-        "early-exit-gpu",
-        "early-exit-and-heads",
-        "quantization-ranks",
-        "quantization-of-gpus",
-        "quantization-of-cpus",
-        "spare-of-a-draft",
-        "reserved",
-        "spare-gpu",
-    ],
 )
 def test_bad_key_is_refused_with_its_path(
     tmp_path: Path, extra: dict[str, Any], complaint: str
@@ -127,6 +104,16 @@ def test_what_drafts_in_the_target_may_be_shared_by_ranks(
 def test_a_parser_that_is_not_there_is_refused_with_its_path(tmp_path: Path, key: str) -> None:
     with pytest.raises(ValueError, match=rf"router\.{key}: .*must be auto.*got 'xml'"):
         AppConfig.model_validate(tree(tmp_path) | {"router": {key: "xml"}})
+
+
+def test_a_value_that_is_no_yaml_is_refused_by_its_key() -> None:
+    with pytest.raises(ValueError, match=r"target.model_path: '{x' cannot be read: expected"):
+        AppConfig.model_validate({"target.model_path": "{x"})
+
+
+def test_a_key_that_is_no_text_is_refused_as_one() -> None:
+    with pytest.raises(ValueError, match="5"):
+        AppConfig.model_validate({5: 1, "target": {"model_path": "x"}})
 
 
 def test_all_faults_are_in_one_message(tmp_path: Path) -> None:
@@ -205,6 +192,23 @@ def test_cache_sizes_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         AppConfig.model_validate(tree(tmp_path, **keys))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        *({name: 0} for name in ("num_children", "max_sessions", "cache_size", "max_schema_bytes")),
+        *({name: 0} for name in ("compile_memory_mb", "reward_memory_mb")),
+        *({name: 0.0} for name in ("compile_cpu_s", "compile_timeout_s", "mask_timeout_s")),
+        *({name: 0.0} for name in ("reward_cpu_s", "reward_timeout_s")),
+        {"memory_limit_mb": 127},
+    ],
+    ids=lambda limit: next(iter(limit)),
+)
+def test_limits_of_a_child_out_of_range_are_refused(tmp_path: Path, limit: dict[str, Any]) -> None:
+    (name,) = limit
+    with pytest.raises(ValueError, match=rf"constraint\.{name}: .* greater than"):
+        AppConfig.model_validate(tree(tmp_path) | {"constraint": limit})
 
 
 def test_one_compile_must_fit_into_a_child(tmp_path: Path) -> None:

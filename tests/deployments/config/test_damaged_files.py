@@ -78,6 +78,7 @@ SMALL: dict[str, tuple[Damage, str]] = {
     "tokenizer-latin": (write(WORDS, b'{"a": "\xe9"}'), r"tokenizer\.json: 'utf-8' codec"),
     "tokenizer-other": (edit(CONFIG, vocab_size=4000), r"tokenizer\.json: it has 4096 token ids"),
     "tokenizer-elsewhere": (rename(WORDS, "tokenizer.jsn"), r"has no tokenizer\.json"),
+    "config-elsewhere": (rename(CONFIG, "config.jsn"), r"has no config\.json"),
     "config-cut": (cut(CONFIG), r"config\.json: no JSON"),
     "config-pointer": (write(CONFIG, POINTER), r"config\.json: it is a git-lfs pointer"),
     "config-null": (write(CONFIG, b"null"), r"config\.json: it holds null, not a JSON object"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.messages import (
     Grammar,
@@ -13,19 +11,11 @@ from models.protocol.messages import (
     GrammarRefused,
     Masks,
 )
-from tests.cases.grammar import small_tokenizer
 from tests.harness.constraint import ask, asking, opening, pids, serving
 
 RULES = Grammar(kind="lark", text='start: "a"+ "b"')
 # Each letter takes more work than the one before it: all splits of the text are kept.
 AMBIGUOUS = Grammar(kind="ebnf", text='root ::= root root root? | "a" | root "a" | "a" root')
-
-
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer().save(str(path))
-    return str(path)
 
 
 def checking(grammar: Grammar, text: str, session_id: str = "check") -> GrammarCheck:

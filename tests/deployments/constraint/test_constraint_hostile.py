@@ -21,13 +21,6 @@ from tests.cases.grammar import small_tokenizer
 from tests.harness.constraint import ask, asking, committing, opening, serving, until
 
 
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer().save(str(path))
-    return str(path)
-
-
 def regex(pattern: str) -> Grammar:
     return Grammar(kind="regex", text=pattern)
 

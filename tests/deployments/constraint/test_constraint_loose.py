@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from deployments.constraint.workers import ConstraintWorkers
 from models.protocol.messages import (
     Grammar,
@@ -18,13 +16,6 @@ from models.protocol.messages import (
 from models.protocol.token_sequence import TokenSequence
 from tests.cases.grammar import allowed, small_tokenizer
 from tests.harness.constraint import ask, asking, committing, pids, serving
-
-
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer().save(str(path))
-    return str(path)
 
 
 def opening(session_id: str, schema: Any) -> GrammarOpen:

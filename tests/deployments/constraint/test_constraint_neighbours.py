@@ -27,13 +27,6 @@ from tests.cases.grammar import small_tokenizer
 from tests.harness.constraint import ask, asking, committing, opening, pids, serving, until
 
 
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer().save(str(path))
-    return str(path)
-
-
 def ordinary(num_fields: int) -> dict[str, object]:
     """A tool's schema with many fields: 900 are 47 KB and a twentieth of a second."""
     kinds = ("string", "integer", "number", "boolean")

@@ -58,13 +58,6 @@ class WorkersPool:
         """Nothing is read ahead."""
 
 
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer().save(str(path))
-    return str(path)
-
-
 def a_text(grammar: Grammar) -> list[int]:
     vocabulary = small_vocabulary()
     return random_text(vocabulary.compiler().compile(grammar), vocabulary, random.Random(4))

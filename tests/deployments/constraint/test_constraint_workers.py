@@ -34,22 +34,12 @@ from tests.harness.constraint import (
     pids,
     serving,
     until,
-    wait_until,
 )
-
-NESTED = TEN_SCHEMAS["nested"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer().save(str(path))
-    return str(path)
+from tests.harness.waiting import wait_until
 
 
 async def test_sessions_are_spread_and_answered(tokenizer_path: str) -> None:
     async with serving(tokenizer_path, num_children=2) as workers:
-        assert workers.row_bytes == PADDED_VOCAB_SIZE // 8
         assert len(set(pids(workers))) == 2
         names = [f"s{i}" for i in range(12)]
         opened = await asyncio.gather(*(ask(workers, opening(name)) for name in names))
@@ -57,9 +47,11 @@ async def test_sessions_are_spread_and_answered(tokenizer_path: str) -> None:
         replies = await asyncio.gather(*(ask(workers, asking(name)) for name in names))
         assert [reply.session_id for reply in replies] == names
         assert all(isinstance(reply, Masks) for reply in replies)
+        sizes = {reply.row_bytes for reply in replies if isinstance(reply, Masks)}
+        assert sizes == {PADDED_VOCAB_SIZE // 8}
         stats = workers.stats
         assert (stats.opens, stats.cache_hits) == (12, 10)  # compiled once in each child
-        assert stats.compile_ms_total >= stats.compile_ms_max > 0
+        assert stats.compile_ms_total > 0
         assert stats.queue_length == 0
 
 

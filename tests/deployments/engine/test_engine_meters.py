@@ -18,6 +18,7 @@ from deployments.serve.meters import ray_mirror
 from deployments.serve.page import merged
 from models.engine.load import EngineLoad
 from router.gains import PlannerStats
+from tests.harness.metric_pages import samples
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
 LOAD = EngineLoad(
@@ -37,22 +38,10 @@ LOAD = EngineLoad(
 )
 
 
-def samples(text: bytes) -> dict[str, float]:
-    """Values by name, with the value of a label that is not fixed."""
-    found = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            own = [value for key, value in sample.labels.items() if key not in LABELS]
-            assert sample.labels.items() >= LABELS.items()
-            if not sample.name.endswith("_created"):
-                found[":".join([sample.name, *own])] = sample.value
-    return found
-
-
 def test_an_engine_is_seen_under_vllms_names_and_ours():
     meters = EngineMeters(Meters(LABELS))
     meters.update(LOAD, num_leases=5)
-    assert samples(meters.text()) == {
+    assert samples(meters.text(), LABELS) == {
         "outrider:leases": 5,
         "vllm:kv_cache_usage_perc": 0.25,
         "outrider:sessions_running": 3,
@@ -76,24 +65,22 @@ def test_what_an_engine_came_to_at_its_start_is_seen():
     meters = EngineMeters(Meters(LABELS))
     meters.describe(EngineStart(batch_invariant=True, num_graphs=53, graph_bytes=900_000_000))
     meters.update(LOAD, 1)
-    value = samples(meters.text())
+    value = samples(meters.text(), LABELS)
     assert value["outrider:batch_invariant"] == 1
     assert (value["outrider:cuda_graphs"], value["outrider:cuda_graph_bytes"]) == (53, 9e8)
 
 
-def test_counters_follow_the_engines_totals_and_gauges_its_state():
+def test_counters_go_on_where_another_model_begins_at_0():
     meters = EngineMeters(Meters(LABELS))
-    for num_passes, num_free in [(20, 30), (20, 40), (26, 10)]:
-        meters.update(replace(LOAD, num_passes=num_passes, num_free_blocks=num_free), 0)
-    value = samples(meters.text())
-    assert value["outrider:passes_total"] == 26
-    assert value["vllm:kv_cache_usage_perc"] == 0.75
-    assert value["vllm:prefix_cache_hits_total"] == 300
-    assert value["outrider:leases"] == 0
+    for num_passes in (20, 20, 26):
+        meters.update(replace(LOAD, num_passes=num_passes), 0)
+    meters.begin_anew()
+    meters.update(EngineLoad(num_passes=3), 0)
+    assert samples(meters.text(), LABELS)["outrider:passes_total"] == 26 + 3
 
 
 def test_an_engine_that_nobody_has_looked_at_shows_zeros():
-    assert set(samples(EngineMeters(Meters(LABELS)).text()).values()) == {0.0}
+    assert set(samples(EngineMeters(Meters(LABELS)).text(), LABELS).values()) == {0.0}
 
 
 def test_a_constraint_replica_is_seen():
@@ -103,7 +90,7 @@ def test_a_constraint_replica_is_seen():
     )
     meters.update(stats, num_leases=7)
     meters.update(stats, num_leases=8)
-    assert samples(meters.text()) == {
+    assert samples(meters.text(), LABELS) == {
         "outrider:leases": 8,
         "outrider:constraint_queue_length": 4,
         "outrider:grammars_opened_total": 9,

@@ -16,13 +16,11 @@ from models.protocol.messages import (
     EngineReply,
     EngineRequest,
     NeedOpen,
-    Open,
     Proposal,
-    Propose,
     Sampling,
     Verdict,
-    Verify,
 )
+from tests.cases.messages import opening, proposing, verifying
 from tests.fakes.engines import make_runner
 
 WAIT_S = 20.0
@@ -54,41 +52,24 @@ class Client:
 
     def __init__(self, links: LinkClient, leader: Leader, session_id: str) -> None:
         leader.server.allow(links.public_key)
-        leader.loop.admit(session_id)
-        self.header = {"session_id": session_id, "epoch": leader.server.endpoint.epoch}
+        leader.loop.leases.grant(session_id)
+        self.session_id, self.epoch = session_id, leader.server.endpoint.epoch
         self.channel: LinkChannel[EngineRequest, EngineReply] = links.channel(
             leader.server.endpoint, session_id, EngineReply
         )
 
     def open(self) -> None:
-        self.channel.send(
-            Open(**self.header, sampling=Sampling(temperature=0), eos_ids=[], prompt_len=4)
-        )
+        greedy = Sampling(temperature=0)
+        self.channel.send(opening(self.session_id, greedy, len(PROMPT), epoch=self.epoch))
 
     def verify(self, seq: int, run_on: int) -> None:
         self.channel.send(
-            Verify(
-                **self.header,
-                seq=seq,
-                base_len=0,
-                prefix_hash=0,
-                tokens=PROMPT,
-                draft=[],
-                run_on=run_on,
-            )
+            verifying(self.session_id, seq, PROMPT, draft=[], epoch=self.epoch, run_on=run_on)
         )
 
     def propose(self, seq: int, num_draft_tokens: int) -> None:
         self.channel.send(
-            Propose(
-                **self.header,
-                seq=seq,
-                base_len=0,
-                prefix_hash=0,
-                tokens=PROMPT,
-                num_draft_tokens=num_draft_tokens,
-                deadline_ms=1e4,
-            )
+            proposing(self.session_id, seq, PROMPT, num_draft_tokens, epoch=self.epoch)
         )
 
     async def receive(self) -> EngineReply:
@@ -160,11 +141,11 @@ def test_lost_answers_lose_neither_releases_nor_ends(links: LinkClient) -> None:
     leader = Leader("target")
     rank: Any = Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=0, world_size=1)
     rank._loop = leader.loop
-    kept, released = (leader.loop.admit(name) for name in ("kept", "released"))
+    kept, released = (leader.loop.leases.grant(name) for name in ("kept", "released"))
     for _ in range(2):  # the first answer is lost, so the call is made again
         assert rank.settle([("released", released)], []) == []
         assert rank.stats().num_sessions == 1
-    newer = leader.loop.admit("kept")
+    newer = leader.loop.leases.grant("kept")
     assert rank.settle([], []) == [("kept", kept)]
     assert rank.settle([], []) == [("kept", kept)]
     assert rank.settle([("kept", newer)], [("kept", kept)]) == []

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.engine import spare as module
 from deployments.engine.spare import Spare, SpareState
-from tests.harness.constraint import wait_until
+from tests.harness.waiting import wait_until
 
 
 class Loaded:

@@ -5,28 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.config.sections.models import ModelConfig
-from deployments.engine.meters import EngineMeters
 from deployments.engine.room import free_of_group, free_of_node, refuse_without_room
 from deployments.engine.swap import SwapState
 from deployments.engine.swap_meters import SwapMeters
 from deployments.serve.instruments import Meters
-from models.engine.load import EngineLoad
 from router.stats import DraftReplay
+from tests.harness.metric_pages import samples
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
-
-
-def samples(meters: Meters) -> dict[str, float]:
-    """Values by name, with the values of labels that are not fixed."""
-    found = {}
-    for family in text_string_to_metric_families(meters.text().decode()):
-        for sample in family.samples:
-            own = [value for key, value in sample.labels.items() if key not in LABELS]
-            found[":".join([sample.name, *own])] = sample.value
-    return found
 
 
 def test_a_swap_is_seen_with_what_both_models_said() -> None:
@@ -37,7 +25,7 @@ def test_a_swap_is_seen_with_what_both_models_said() -> None:
     state.new.add(DraftReplay((True, True, False)))
     for _ in range(2):  # what was counted is not counted again
         swaps.publish(state)
-    seen = samples(meters)
+    seen = samples(meters.text(), LABELS)
     assert seen["outrider:draft_swap:comparing"] == 1.0
     assert (
         sum(value for name, value in seen.items() if name.startswith("outrider:draft_swap:")) == 1
@@ -49,19 +37,10 @@ def test_a_swap_is_seen_with_what_both_models_said() -> None:
     later.new.add(DraftReplay((True,)))
     swaps.is_refused = True
     swaps.publish(later)
-    seen = samples(meters)
+    seen = samples(meters.text(), LABELS)
     assert seen["outrider:draft_swap:dropped"] == 1.0
     assert seen["outrider:draft_swap_tokens_total:new:yes"] == 3
     assert seen["outrider:draft_swap_refused"] == 1.0
-
-
-def test_counters_go_on_where_another_model_begins_at_0() -> None:
-    meters = Meters(LABELS)
-    engine = EngineMeters(meters)
-    engine.update(EngineLoad(num_passes=20), num_leases=0)
-    engine.begin_anew()
-    engine.update(EngineLoad(num_passes=3), num_leases=0)
-    assert samples(meters)["outrider:passes_total"] == 23
 
 
 def test_a_model_that_has_no_room_is_refused(tiny_draft: str) -> None:

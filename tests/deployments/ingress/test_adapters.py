@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.api.http import create_app
@@ -15,7 +14,7 @@ from deployments.config.schema import AppConfig
 from deployments.local.pair import LoadedPair, local_config
 from tests.cases.models.lora import write_adapter, write_merged
 from tests.fakes.http import ScriptedGenerator, served_model
-from tests.harness.http_clients import client_of
+from tests.harness.http_clients import client_of, client_over
 from tests.harness.local import DEMO
 
 CHAT = {"messages": [{"role": "user", "content": "Tell a story."}], "max_tokens": 24, "seed": 3}
@@ -70,10 +69,10 @@ async def texts(tree: dict[str, Any], asked: dict[str, dict[str, Any]]) -> dict[
     """Answers of a service in this process, by what is asked."""
     tree["router"] = {"model_name": "demo"}
     engines = LoadedPair(local_config(tree)).engines()
-    transport = httpx.ASGITransport(create_app(engines.service().http))
+    app = create_app(engines.service().http)
     found = {}
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with client_over(app) as client:
             for key, body in asked.items():
                 answer = await client.post("/v1/chat/completions", json=CHAT | body, timeout=120)
                 assert answer.status_code == 200, answer.text

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from deployments.api.choices import ChoiceItems
+from deployments.api.keys import Tenant
 from deployments.api.observer import ChoiceObserver
 from deployments.api.running import run_choice
-from deployments.api.tenants import Tenant
 from deployments.ingress.admission import AdmissionControl
 from models.protocol.errors import Overloaded
 from models.protocol.messages import Sampling
 from router.types import Finished, GenerationRequest
+from tests.fakes.clock import Clock
 from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
 
 pytestmark = pytest.mark.virtual_time
@@ -57,16 +58,6 @@ def admitting(
     )
 
 
-class Clock:
-    """Time as the test says."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 async def settle() -> None:
     """Let every task come to its next wait."""
     for _ in range(20):
@@ -94,9 +85,7 @@ async def test_a_full_queue_is_told_at_once():
     assert (door.num_running, door.num_queued) == (2, 1)
     with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
         await run(door)
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await ended(running)
     assert (door.num_running, door.num_queued) == (0, 0)
 
 
@@ -120,9 +109,7 @@ async def test_waiting_has_a_limit():
     await asyncio.sleep(0.005)
     with pytest.raises(Overloaded, match=r"within 0\.02 s"):
         await run(door)
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await ended(running)
     generator.hang_at = None
     assert await run(door) == 1
 
@@ -200,9 +187,7 @@ async def test_who_would_wait_in_vain_is_told_at_once_and_when_to_come_back():
     with pytest.raises(Overloaded, match=r"expected in 20\.0 s, the limit is 15 s") as refusal:
         await run(door)
     assert refusal.value.retry_after_s == 20.0
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await ended(running)
     assert (door.num_running, door.num_queued) == (0, 0)
 
 
@@ -217,9 +202,7 @@ async def test_one_may_always_wait_and_the_estimate_follows_the_sessions():
     assert (door.num_running, door.num_queued) == (2, 1)  # however slow the last session was
     with pytest.raises(Overloaded, match="expected in"):
         await run(door)
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await ended(running)
     generator.hang_at = None
     for _ in range(30):
         await run_for(door, clock, 1.0)
@@ -229,9 +212,7 @@ async def test_one_may_always_wait_and_the_estimate_follows_the_sessions():
     assert (door.num_running, door.num_queued) == (2, 10)
     with pytest.raises(Overloaded, match="10 are waiting, the limit is 10"):
         await run(door)
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await ended(running)
 
 
 async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts():
@@ -239,9 +220,7 @@ async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts(
     running = [asyncio.create_task(run(door)) for _ in range(5)]
     await settle()
     assert (door.num_running, door.num_queued) == (2, 3)
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await ended(running)
 
 
 # --- clients ----------------------------------------------------------------------------------

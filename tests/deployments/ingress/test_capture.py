@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from deployments.config.sections.capture import CaptureConfig
+from deployments.config.schema import CaptureConfig
 from deployments.ingress.capture import Capture
 from models.distill.answers import read_answers
 from tests.deployments.ingress.test_service import DEMO, chat, config, serving

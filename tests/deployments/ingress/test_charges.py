@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.api.tenants import ANYBODY, Tenant
+from deployments.api.keys import ANYBODY, Tenant
 from deployments.ingress.charges import Charges
 from deployments.serve.instruments import Meters
 from models.protocol.errors import Overloaded

@@ -12,22 +12,16 @@ import sys
 from types import FrameType
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.api.http import create_app
-from deployments.config.schema import RouterConfig, SpeculationConfig
+from deployments.config.schema import SpeculationConfig
 from deployments.ingress.service import RouterService
-from deployments.local.pool import LocalConstraintPool, LocalEnginePool
-from models.config import EngineConfig
-from models.engine.runner import ModelRunner
-from models.engine.target import TargetEngine
-from models.grammar.masks import LocalMaskSource
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 from router.ports import EngineLease, EnginePool
-from tests.harness.local import DEMO, demo_grammar_host
+from tests.deployments.ingress.test_service import chat, config, demo_pair
+from tests.harness.http_clients import client_over
 
-MAX_MODEL_LEN = 256
 MAX_ABOVE_ROUTER = 2  # event_stream < run_choice
 # event_stream < run_choice < generate < run_session < RemoteVerifier.verify < EngineClient.exchange
 MAX_DEPTH = 6
@@ -82,43 +76,20 @@ class CountingPool:
         return CountingLease(await self._pool.lease(session_id, timeout_s=timeout_s), self.chains)
 
 
-def target_engine(constraint: LocalConstraintPool) -> TargetEngine:
-    engine_config = EngineConfig(
-        model_path=str(DEMO / "target"),
-        dtype="bfloat16",
-        max_model_len=MAX_MODEL_LEN,
-        kv_cache_tokens=2048,
-    )
-    return TargetEngine(ModelRunner(engine_config), LocalMaskSource(constraint.host), epoch=1)
-
-
 @pytest.mark.parametrize(
     "fields", [{}, {"response_format": {"type": "json_object"}}], ids=["text", "grammar"]
 )
 async def test_a_stream_is_few_generators_deep(fields: dict[str, Any]) -> None:
-    constraint = LocalConstraintPool(demo_grammar_host())
-    pool = LocalEnginePool(target_engine(constraint), epoch=1, max_model_len=MAX_MODEL_LEN)
-    counting = CountingPool(pool)
-    config = RouterConfig(
-        model_name="demo",
-        tokenizer_path=str(DEMO / "target"),
-        max_model_len=MAX_MODEL_LEN,
-        speculation=SpeculationConfig(method="ngram"),
-    )
-    service = RouterService(config, target=counting, drafts={}, constraint=constraint)
-    transport = httpx.ASGITransport(create_app(service.http))
-    body = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Write a short story about a dog."}],
-        "max_tokens": 24,
-        "stream": True,
-    }
+    engines = demo_pair().engines(has_threads=True)
+    counting = CountingPool(engines.target_pool)
+    ngram = config(speculation=SpeculationConfig(method="ngram"))
+    service = RouterService(ngram, target=counting, drafts={}, constraint=engines.constraint_pool)
+    body = chat(stream=True)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with client_over(create_app(service.http)) as client:
             answer = await client.post("/v1/chat/completions", json=body | fields)
     finally:
-        await pool.close()
-        await constraint.close()
+        await engines.close()
     assert answer.status_code == 200
     streamed = [chain for chain in counting.chains if chain and chain[-1] == "event_stream"]
     assert streamed, "no token was awaited by the stream's own generator"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -18,7 +17,8 @@ from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
 from router.types import SpeculationSettings
 from tests.fakes.oracle_drafter import ORACLE
-from tests.fakes.router import ScriptedPool
+from tests.fakes.pools import ScriptedPool
+from tests.harness.http_clients import client_over
 from tests.harness.local import DEMO
 
 
@@ -53,7 +53,6 @@ def test_a_registered_name_passes_and_is_published() -> None:
 async def test_a_request_is_drafted_for_by_name() -> None:
     config = RouterConfig(model_name="demo", tokenizer_path=str(DEMO / "target"), max_model_len=64)
     service = RouterService(config, target=ScriptedPool(), drafts={}, constraint=None)
-    transport = httpx.ASGITransport(create_app(service.http))
 
     async def ask(**speculation: Any) -> dict[str, Any]:
         body = {
@@ -68,7 +67,7 @@ async def test_a_request_is_drafted_for_by_name() -> None:
         whole: dict[str, Any] = answer.json()
         return whole
 
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_over(create_app(service.http)) as client:
         plain = await ask(enabled=False)
         drafted = await ask(drafter="oracle", k=3)
         page = (await client.get("/metrics")).text

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
-from deployments.api.http import create_app
 from deployments.api.schemas.requests import answer_error
 from deployments.ingress.quarantine import QUARANTINE_S, Quarantine
 from models.protocol.errors import ReplicasLost, Unavailable
 from models.protocol.messages import Grammar, Sampling
 from router.types import GenerationRequest
-from tests.fakes.http import ScriptedGenerator, http_service
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import client_of
 
 BODY = {"model": "tiny", "prompt": "The old bear"}
 
@@ -52,11 +51,8 @@ def test_a_request_that_ended_otherwise_is_not_refused(code: str) -> None:
 
 async def test_it_is_refused_over_http_and_reaches_no_target() -> None:
     generator, quarantine = ScriptedGenerator(error=ReplicasLost("lost 3 times")), Quarantine()
-    app = create_app(
-        http_service(generator, sinks_of=lambda _, request: [quarantine.sink(request)])
-    )
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://outrider"
+    async with client_of(
+        generator, sinks_of=lambda _, request: [quarantine.sink(request)]
     ) as client:
         answers = [await client.post("/v1/completions", json=BODY) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [503, 503]

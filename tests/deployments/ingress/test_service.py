@@ -6,29 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from deployments.api.http import create_app
 from deployments.config.schema import RouterConfig, SpeculationConfig
-from deployments.ingress.service import RouterService
-from deployments.local.pool import LocalConstraintPool, LocalEnginePool
-from models.config import EngineConfig
-from models.engine.draft import DraftEngine
-from models.engine.runner import ModelRunner
-from models.engine.target import TargetEngine
-from models.grammar.compiler import GrammarCompiler, VocabularyInfo
-from models.grammar.host import GrammarHost
-from models.grammar.masks import LocalMaskSource
-from router.drafters.draft_model import POOL
+from deployments.ingress.service import RouterService, served_model
+from deployments.local.pair import LoadedPair, local_config
+from deployments.local.pool import LocalEnginePool
 from router.limits import SessionLimits
-from tests.harness.http_clients import events_of
-from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
+from tests.harness.http_clients import client_over, events_of
+from tests.harness.local import DEMO, demo_tokenizer
 
 MAX_MODEL_LEN = 256
 SCHEMA = {
@@ -48,49 +40,24 @@ def config(**fields: Any) -> RouterConfig:
     )
 
 
-def runner(name: str) -> ModelRunner:
-    return ModelRunner(
-        EngineConfig(
-            model_path=str(DEMO / name),
-            dtype="bfloat16",
-            max_model_len=MAX_MODEL_LEN,
-            kv_cache_tokens=2048,
-        )
-    )
-
-
-def grammar_host() -> GrammarHost:
-    vocabulary = VocabularyInfo(
-        tokenizer_json=(DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"),
-        vocab_size=VOCAB_SIZE,
-        eos_ids=demo_tokenizer().eos_ids,
-    )
-    return GrammarHost(GrammarCompiler(vocabulary))
+@cache
+def demo_pair() -> LoadedPair:
+    model = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "kv_cache_tokens": 2048}
+    parts = {name: model | {"model_path": str(DEMO / name)} for name in ("target", "draft")}
+    return LoadedPair(local_config(parts))
 
 
 @asynccontextmanager
 async def serving(
     router_config: RouterConfig,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, LocalEnginePool, RouterService]]:
-    constraint = LocalConstraintPool(grammar_host())
-    masks = partial(LocalMaskSource, constraint.host)
-    target = LocalEnginePool(
-        TargetEngine(runner("target"), masks(), epoch=1), epoch=1, max_model_len=MAX_MODEL_LEN
-    )
-    draft = LocalEnginePool(
-        DraftEngine(runner("draft"), masks(), epoch=1), epoch=1, max_model_len=MAX_MODEL_LEN
-    )
-    service = RouterService(
-        router_config, target=target, drafts={POOL: draft}, constraint=constraint
-    )
-    transport = httpx.ASGITransport(create_app(service.http))
+    engines = demo_pair().engines(has_threads=True)
+    service = engines.service(router_config)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client, target, service
+        async with client_over(create_app(service.http)) as client:
+            yield client, engines.threads()["target"], service
     finally:
-        await target.close()
-        await draft.close()
-        await constraint.close()
+        await engines.close()
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -156,15 +123,6 @@ async def test_a_schema_is_obeyed_and_a_bad_one_is_a_400():
         assert refused.json()["error"]["code"] == "unsupported_grammar"
 
 
-async def test_a_completion_continues_its_prompt():
-    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-    async with serving(config()) as (client, _, _):
-        answer = (await client.post("/v1/completions", json=body)).json()
-    assert answer["choices"][0]["text"].startswith((",", " "))
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["completion_tokens"] == 8
-
-
 async def test_health_follows_the_target():
     async with serving(config(timeouts=SessionLimits(queue_wait_s=0.5))) as (client, target, _):
         assert (await client.get("/health")).status_code == 200
@@ -175,31 +133,12 @@ async def test_health_follows_the_target():
     assert response.json()["status"] == "unavailable"
 
 
-@pytest.mark.parametrize(("asked", "expected"), [("adaptive", None), (0, 0), (5, 5)])
-async def test_limits_come_from_the_config(asked, expected):
-    router_config = config(
-        speculation=SpeculationConfig(
-            num_speculative_tokens=asked,
-            max_num_speculative_tokens=6,
-            method="ngram",
-            prompt_lookup_min=2,
-            prompt_lookup_max=5,
-            verification="rejection",
-        ),
-        timeouts=SessionLimits(queue_wait_s=3, failover_s=7),
-        default_max_tokens=9,
-        max_tokens_limit=10,
-        max_choices=11,
-        max_logprob_entries=12,
-    )
-    unused: Any = None
-    service = RouterService(router_config, target=unused, drafts={}, constraint=None).http
-    assert router_config.speculation.fixed_length == expected
-    assert service.model.verification == "rejection"
-    assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)
-    assert (service.model.max_choices, service.model.max_logprob_entries) == (11, 12)
-    assert service.model.max_num_speculative_tokens == 6
-    assert service.model.name == "demo"
+def test_limits_of_answers_come_from_the_config():
+    speculation = SpeculationConfig(verification="rejection")
+    limited = config(speculation=speculation, max_choices=11, max_logprob_entries=12)
+    model = served_model(limited, demo_tokenizer(), created=0)
+    assert model.verification == "rejection"
+    assert (model.max_choices, model.max_logprob_entries) == (11, 12)
 
 
 async def test_limits_change_while_it_serves_and_streams_keep_theirs():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import http.server
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -25,6 +23,7 @@ from models.protocol.messages import Sampling
 from router.stats import SpeculationStats
 from router.types import Finished, GenerationRequest
 from tests.deployments.ingress.test_service import DEMO, chat, config, serving
+from tests.fakes.scripted_server import Request, answer, scripted_server
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -36,30 +35,16 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
     """An OTLP endpoint and the spans that it was sent."""
     spans: list[Span] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                for scope in resource.scope_spans:
-                    spans.extend(scope.spans)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def collect(request: Request) -> None:
+        is_packed = request.headers.get("Content-Encoding") == "gzip"
+        body = gzip.decompress(request.body) if is_packed else request.body
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                spans.extend(scope.spans)
+        answer(b"")(request)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", spans
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with scripted_server(collect) as server:
+        yield f"{server.url}/v1/traces", spans
 
 
 def attributes(span: Span) -> dict[str, Any]:

@@ -6,14 +6,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 from deployments.link.leases import LeaseBook, LeaseKey
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.fakes.clock import Clock
 
 
 def test_a_release_frees_the_session_and_is_not_reported() -> None:

@@ -19,7 +19,6 @@ from deployments.link.frames import (
     configure_client,
     wait_readable,
 )
-from deployments.link.mailbox import Mailbox
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import AsyncLinkServer, LinkServer, group_by_peer
 from models.protocol.errors import LinkLost, Unavailable
@@ -37,22 +36,14 @@ from models.protocol.messages import (
     Propose,
     Sampling,
 )
-from tests.harness.constraint import wait_until
+from tests.cases.messages import proposing
+from tests.harness.waiting import wait_until
 
 WAIT_S = 5.0
 
 
 def propose(session_id: str, seq: int) -> Propose:
-    return Propose(
-        session_id=session_id,
-        epoch=1,
-        seq=seq,
-        base_len=0,
-        prefix_hash=0,
-        tokens=[1, 2, 3],
-        num_draft_tokens=4,
-        deadline_ms=100.0,
-    )
+    return proposing(session_id, seq, [1, 2, 3], k=4)
 
 
 class EchoThread:
@@ -224,13 +215,6 @@ async def test_malformed_frames_are_dropped_and_logged(
     channel = channel_to(client, echo, "a")
     channel.send(propose("a", 3))
     assert await receive(channel) == NeedOpen(session_id="a", seq=3)
-
-
-async def test_mailbox_drops_the_oldest_when_full() -> None:
-    mailbox: Mailbox[int] = Mailbox(max_unread=2)
-    for number in range(4):
-        mailbox.put(number)
-    assert [await mailbox.get(), await mailbox.get()] == [2, 3]
 
 
 def test_allow_list_is_bounded_and_forgets_the_longest_unseen() -> None:

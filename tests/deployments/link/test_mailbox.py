@@ -29,6 +29,7 @@ async def test_a_lost_one_shows_nothing_of_what_it_holds() -> None:
 
 async def test_a_full_one_drops_the_oldest() -> None:
     mailbox: Mailbox[int] = Mailbox(max_unread=2)
-    for number in range(3):
+    for number in range(4):
         mailbox.put(number)
-    assert mailbox.peek() == 1
+    assert mailbox.peek() == 2
+    assert [await mailbox.get(), await mailbox.get()] == [2, 3]

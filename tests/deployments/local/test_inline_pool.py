@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import pytest
 
 from deployments.local.inline import InlineDevice
-from deployments.local.pool import LocalLease
 from models.config import EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.errors import Unavailable
-from models.protocol.messages import EngineReply, EngineRequest, Open, Propose, Sampling, Verify
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.messages import Sampling
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
+from router.ports import EngineLease
 from router.services import Services
+from tests.cases.messages import opening, proposing, verifying
 from tests.harness.local import LocalService, make_request
 
 PROMPTS = [[5, 9, 3, 7], [300, 6, 6], [14, 90], [31, 8, 8, 8, 8]]
@@ -105,7 +105,7 @@ async def test_texts_are_those_of_plain_decoding(tiny_target: str, tiny_draft: s
         assert all(len(ids) == 24 for ids in texts[0])
         assert await running.service.freed()
         assert running.service.draft is not None
-        assert running.service.draft.stats().num_sessions == 0
+        assert running.service.draft.load().num_sessions == 0
 
 
 async def test_sessions_share_their_passes(tiny_target: str, tiny_draft: str) -> None:
@@ -123,27 +123,9 @@ async def test_sessions_share_their_passes(tiny_target: str, tiny_draft: str) ->
             assert passes[0] == len(PROMPTS)
 
 
-Lease = LocalLease[EngineRequest, EngineReply]
-
-
-def open_session(lease: Lease, session_id: str, prompt_len: int) -> None:
+def open_session(lease: EngineLease, session_id: str, prompt_len: int) -> None:
     sampling = Sampling(temperature=0.0, seed=1)
-    lease.channel.send(
-        Open(session_id=session_id, epoch=1, sampling=sampling, eos_ids=[], prompt_len=prompt_len)
-    )
-
-
-def verify(session_id: str, prompt: list[int], run_on: int) -> Verify:
-    return Verify(
-        session_id=session_id,
-        epoch=1,
-        seq=1,
-        base_len=0,
-        prefix_hash=TokenSequence(prompt).hash_at(0),
-        tokens=prompt,
-        draft=[],
-        run_on=run_on,
-    )
+    lease.channel.send(opening(session_id, sampling, prompt_len, epoch=1))
 
 
 async def test_nobody_is_waited_for_who_waits_for_the_other_engine(
@@ -159,19 +141,8 @@ async def test_nobody_is_waited_for_who_waits_for_the_other_engine(
         ]
         for lease in (target, draft):
             open_session(lease, "one", len(prompt))  # type: ignore[arg-type]
-        target.channel.send(verify("one", prompt, run_on=num_steps))
-        draft.channel.send(
-            Propose(
-                session_id="one",
-                epoch=1,
-                seq=1,
-                base_len=0,
-                prefix_hash=TokenSequence(prompt).hash_at(0),
-                tokens=prompt,
-                num_draft_tokens=1,
-                deadline_ms=10_000.0,
-            )
-        )
+        target.channel.send(verifying("one", 1, prompt, draft=[], epoch=1, run_on=num_steps))
+        draft.channel.send(proposing("one", 1, prompt, k=1, epoch=1))
         await draft.channel.receive()
         num_turns = 0
 
@@ -195,9 +166,9 @@ async def test_who_comes_for_a_place_that_became_free_is_in_the_next_pass(tiny_t
     runner = CountingRunner(tiny_target)
     pool = device.pool(TargetEngine(runner, NoMaskSource(), 1), epoch=1, max_model_len=256)
 
-    def ask(lease: Lease, session_id: str, prompt: list[int]) -> None:
+    def ask(lease: EngineLease, session_id: str, prompt: list[int]) -> None:
         open_session(lease, session_id, len(prompt))
-        lease.channel.send(verify(session_id, prompt, run_on=5))
+        lease.channel.send(verifying(session_id, 1, prompt, draft=[], epoch=1, run_on=5))
 
     first, second = [await pool.lease(name, timeout_s=1.0) for name in ("first", "second")]
     ask(second, "second", PROMPTS[1])

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from deployments.serve.threads import STOPPED, StillWatch, Thread, first_thread, threads_of
+from tests.harness.waiting import block_until
 
-_LIMIT_S = 20.0
 # A second thread waits while the first reads commands: `spin` makes it work.
 _CHILD = """
 import sys, threading
@@ -46,26 +46,19 @@ def ask(child: subprocess.Popen[str], word: str) -> None:
     assert child.stdout.readline() == f"{word}\n"
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + _LIMIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
-
-
 def test_a_process_that_is_stopped_is_still_and_one_that_works_is_not(
     child: subprocess.Popen[str],
 ) -> None:
     watch = StillWatch(partial(threads_of, child.pid))
     os.kill(child.pid, signal.SIGSTOP)
-    until(lambda: watch.look() >= 3)
+    block_until(lambda: watch.look() >= 3)
     thread = first_thread(child.pid)
     assert thread is not None
     assert thread.state in STOPPED
     assert len(threads_of(child.pid)) == 2
     os.kill(child.pid, signal.SIGCONT)
     ask(child, "spin")
-    until(lambda: watch.look() == 0)
+    block_until(lambda: watch.look() == 0)
     for _ in range(5):
         assert watch.look() == 0, "its second thread works, or waits for a core"
         time.sleep(0.05)

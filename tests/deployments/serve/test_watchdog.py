@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import psutil
 import pytest
+
+from tests.harness.waiting import block_until
 
 _LIMIT_S = 30.0
 _LONG_S = 5.0  # several times as long as a process may stand still
@@ -42,16 +44,9 @@ def watched(work: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             one.kill()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + _LIMIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
-
-
 def until_it_watches(pid: int) -> None:
     """Its interpreter has started once it has looked for a beat and has taken one."""
-    until(lambda: "watchdog" in " ".join(psutil.Process(pid).cmdline()))
+    block_until(lambda: "watchdog" in " ".join(psutil.Process(pid).cmdline()))
     time.sleep(0.5)
 
 
@@ -81,7 +76,7 @@ def test_the_watchdog_goes_with_its_process(by: signal.Signals) -> None:
         until_it_watches(pid)
         process.send_signal(by)
         process.wait(_LIMIT_S)
-        until(lambda: not psutil.pid_exists(pid))
+        block_until(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_process_outlives_its_watchdog() -> None:

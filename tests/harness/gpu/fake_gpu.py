@@ -29,8 +29,8 @@ from models.attention.interface import ATTENTION_NAME
 from models.gpu.decoder import MergedDecoder
 from models.gpu.forward import PagedBackend
 from models.gpu.graphs import NO_TERMS, EagerGraphs
-from models.gpu.kernels.operations import TritonOperations
 from models.gpu.kernels.product import InvariantLinear
+from models.gpu.operations import triton_operations
 from models.gpu.products import int8_linear
 from models.gpu.reference import reference_kernel
 from models.kv.block_pool import BlockPool
@@ -130,13 +130,13 @@ def merged(model: Any) -> MergedDecoder:
 
 def with_kernels(model: Any) -> MergedDecoder:
     """By Triton's kernels, products included."""
-    return MergedDecoder(model, MAX_LEN, InvariantLinear, operations=TritonOperations())
+    return MergedDecoder(model, MAX_LEN, InvariantLinear, operations=triton_operations())
 
 
 def with_int8(model: Any) -> MergedDecoder:
     """The same with weights of 8 bits."""
     make = int8_linear
-    return MergedDecoder(model, MAX_LEN, make, make, operations=TritonOperations())
+    return MergedDecoder(model, MAX_LEN, make, make, operations=triton_operations())
 
 
 def run_pass(make: Callable[[], AttentionBackend]) -> torch.Tensor:

@@ -86,19 +86,12 @@ def pytest_collection_modifyitems(config, items):
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "num_tests"),
-    [([], 4 + 12), (["--full"], 12 + 12), (["-k", "test_it and 2-3"], 1)],
-    ids=["sampled", "full", "named"],
-)
-def test_a_run_says_its_seed_and_takes_what_it_was_asked_for(
-    tmp_path: Path, words: list[str], num_tests: int
-) -> None:
+def test_a_run_says_its_seed_and_takes_a_sample_of_it(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", *PLAIN]
     ran = subprocess.run(
-        [*command, "--matrix-seed", "7", *words, "."],
+        [*command, "--matrix-seed", "7", "."],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -106,6 +99,5 @@ def test_a_run_says_its_seed_and_takes_what_it_was_asked_for(
         timeout=100,
         check=False,
     )
-    said = "all combinations" if "--full" in words else "sampled, --matrix-seed 7"
-    assert f"matrices: {said}" in ran.stdout, ran.stdout + ran.stderr
-    assert f"{num_tests} passed" in ran.stdout, ran.stdout
+    assert "matrices: sampled, --matrix-seed 7" in ran.stdout, ran.stdout + ran.stderr
+    assert f"{4 + 12} passed" in ran.stdout, ran.stdout

@@ -8,13 +8,10 @@ import openai
 import pytest
 
 from tests.harness.rewards.workers import reward_workers
-from tests.harness.served_demo import demo_over_http
+from tests.harness.served_demo import demo_client
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        demo_over_http(rewards=reward_workers()) as target,
-        openai.AsyncOpenAI(base_url=f"{target.root_url}/v1", api_key="none", max_retries=0) as made,
-    ):
+    async with demo_client(rewards=reward_workers()) as made:
         yield made

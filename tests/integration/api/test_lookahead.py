@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
+from tests.cases.lookahead.compared import TERMS
 from tests.cases.rewards.plugin import write_plugin
-from tests.harness.local import demo_app, demo_grammar_host
+from tests.harness.local import demo_grammar_host, demo_http
 from tests.harness.rewards.workers import reward_workers
 
 WORDS = {"kind": "concepts", "concepts": ["dog", "happy", "tree"]}
@@ -21,15 +21,6 @@ CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": PROMPT}],
     "max_tokens": 32,
     "temperature": 0.0,
-}
-
-
-TERMS: dict[str, Any] = {
-    "length": 4,
-    "candidates": 4,
-    "accept_threshold": 0.5,
-    "reward_threshold": 0.5,
-    "commit": "token",
 }
 
 
@@ -166,24 +157,20 @@ async def test_a_reward_that_is_wrong_is_refused_by_field(client: openai.AsyncOp
 
 async def test_cdsl_needs_a_draft_model() -> None:
     options: Any = {"grammar_host": demo_grammar_host(), "rewards": reward_workers()}
-    async with demo_app(has_draft=False, **options) as app:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            answer = await http.post("/v1/chat/completions", json=CHAT | steered())
-            assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == "lookahead.method"
-            assert "needs a draft model" in answer.json()["error"]["message"]
-            plain = await http.post("/v1/chat/completions", json=CHAT | steered("cdlh"))
-            assert plain.status_code == 200
+    async with demo_http(draft=None, **options) as http:
+        answer = await http.post("/v1/chat/completions", json=CHAT | steered())
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "lookahead.method"
+        assert "needs a draft model" in answer.json()["error"]["message"]
+        plain = await http.post("/v1/chat/completions", json=CHAT | steered("cdlh"))
+        assert plain.status_code == 200
 
 
 async def test_without_rewards_it_is_unavailable() -> None:
-    async with demo_app() as app:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            answer = await http.post("/v1/chat/completions", json=CHAT | steered("cdlh"))
-            assert answer.status_code == 503
-            assert "no constraint service" in answer.json()["error"]["message"]
+    async with demo_http() as http:
+        answer = await http.post("/v1/chat/completions", json=CHAT | steered("cdlh"))
+        assert answer.status_code == 503
+        assert "no constraint service" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("deed", ["sleep", "crash"])
@@ -197,18 +184,14 @@ async def test_a_harmful_reward_fails_its_own_request(
     reward_names.cache_clear()
     rewards = reward_workers(reward_timeout_s=2.0)
     try:
-        async with demo_app(grammar_host=demo_grammar_host(), rewards=rewards) as app:
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://test", timeout=60
-            ) as http:
-                url = "/v1/chat/completions"
-                evil = steered("cdlh", {"kind": "harm", "deed": deed})
-                harmed, steered_one, ordinary = await asyncio.gather(
-                    http.post(url, json=CHAT | evil),
-                    http.post(url, json=CHAT | steered("cdlh")),
-                    http.post(url, json=CHAT),
-                )
+        async with demo_http(grammar_host=demo_grammar_host(), rewards=rewards) as http:
+            url = "/v1/chat/completions"
+            evil = steered("cdlh", {"kind": "harm", "deed": deed})
+            harmed, steered_one, ordinary = await asyncio.gather(
+                http.post(url, json=CHAT | evil),
+                http.post(url, json=CHAT | steered("cdlh")),
+                http.post(url, json=CHAT),
+            )
     finally:
         reward_names.cache_clear()
     assert harmed.status_code == 400

@@ -10,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.cases.lookahead.compared import TERMS
+
 WORDS = ("dog", "happy", "tree")
 REWARD: Any = {"kind": "words", "required": list(WORDS)}
 PROMPT = "Write a short story about a dog and a ball."
@@ -40,15 +42,6 @@ NOTE: Any = {
             "required": ["text"],
         },
     },
-}
-
-
-TERMS: dict[str, Any] = {
-    "length": 4,
-    "candidates": 4,
-    "accept_threshold": 0.5,
-    "reward_threshold": 0.5,
-    "commit": "token",
 }
 
 

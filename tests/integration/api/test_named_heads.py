@@ -49,7 +49,7 @@ def lengths_of(answer: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_each_draft_has_k_tokens(kind: str, temperature: float) -> None:
     heads = DEMO / KINDS[kind]
-    async with demo_http(has_draft=False, speculation=SUFFIX_TOO, heads=heads) as client:
+    async with demo_http(draft=None, speculation=SUFFIX_TOO, heads=heads) as client:
         plain = await chat(client, temperature=temperature, speculation={"enabled": False})
         for k in (1, 2, 4):
             speculation = {"drafter": kind, "k": k, "details": True}
@@ -77,7 +77,7 @@ async def test_an_eagle3_head_drafts_too(temperature: float, tmp_path: Path) -> 
     layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}
     write_eagle3(tmp_path, target, early(target), "original", **layers)
     options = {"grammar_host": demo_grammar_host(), "heads": tmp_path}
-    async with demo_http(has_draft=False, speculation=SUFFIX_TOO, **options) as client:
+    async with demo_http(draft=None, speculation=SUFFIX_TOO, **options) as client:
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         outputs = {"structured_outputs": {"json": schema}, "ignore_eos": False}
         for terms in ({}, outputs):
@@ -93,7 +93,7 @@ async def test_an_eagle3_head_drafts_too(temperature: float, tmp_path: Path) -> 
 
 
 async def test_a_named_kind_drafts_alone_as_far_as_pays() -> None:
-    async with demo_http(has_draft=False, speculation=SUFFIX_TOO, heads=DEMO / "mtp") as client:
+    async with demo_http(draft=None, speculation=SUFFIX_TOO, heads=DEMO / "mtp") as client:
         for name in ("mtp", "heads"):
             answer = await chat(client, temperature=0, speculation={"drafter": name})
             stats = answer["metrics"]["speculative_decoding"]
@@ -101,7 +101,7 @@ async def test_a_named_kind_drafts_alone_as_far_as_pays() -> None:
 
 
 async def test_what_is_not_served_is_refused() -> None:
-    async with demo_http(has_draft=False, speculation=SUFFIX_TOO, heads=DEMO / "heads") as client:
+    async with demo_http(draft=None, speculation=SUFFIX_TOO, heads=DEMO / "heads") as client:
         for speculation, message, param in (
             (
                 {"drafter": "mtp"},

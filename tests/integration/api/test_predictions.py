@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -9,6 +10,8 @@ import pytest
 
 from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalEnginePool
+from router.planning.adaptive import RouterPlanner
+from router.planning.costs import PassCosts
 from tests.harness.http_clients import events_of
 from tests.harness.local import NO_LOOKUP, demo_grammar_host, demo_http
 
@@ -26,8 +29,23 @@ def by_turns(name: str, pool: LocalEnginePool) -> InlinePool:
     return InlineDevice().pool(pool.engine, epoch=1, max_model_len=pool.grant.max_model_len)
 
 
-# Nobody drafts but the prediction.
-ALONE = {"has_draft": False, "speculation": NO_LOOKUP, "link_to": by_turns}
+class FreeRows(PassCosts):
+    """A busy machine's measured price of rows may end all drafts; here they cost nothing."""
+
+    def rows_price(self, num_rows: int, num_beside: int, num_sessions: int) -> float:
+        return 0.0
+
+
+def alone() -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    """Return a client where nobody drafts but the prediction."""
+    return demo_http(
+        draft=None,
+        speculation=NO_LOOKUP,
+        link_to=by_turns,
+        planner=RouterPlanner(FreeRows()),
+    )
+
+
 K = {"speculation": {"k": 6}}  # the plan of a busy machine may be to draft nothing
 
 
@@ -52,7 +70,7 @@ def predicted(content: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 async def test_a_right_prediction_takes_the_place_of_passes(temperature):
-    async with demo_http(**ALONE) as client:
+    async with alone() as client:
         plain = await chat(client, temperature=temperature)
         text = content_of(plain)
         drafted = await chat(client, temperature=temperature, **K, **predicted(text))
@@ -121,7 +139,7 @@ async def test_under_a_schema_it_is_drafted_from_and_obeyed():
 
 
 async def test_all_choices_count_together_and_a_stream_says_it_too():
-    async with demo_http(**ALONE) as client:
+    async with alone() as client:
         text = content_of(await chat(client, temperature=0))
         two = await chat(client, temperature=0, n=2, **K, **predicted(text))
         one = await chat(client, temperature=0, **K, **predicted(text))
@@ -134,7 +152,7 @@ async def test_all_choices_count_together_and_a_stream_says_it_too():
 
 async def test_by_rejection_it_is_drafted_from_only_where_no_seed_matters():
     rule = {"speculation": {"verification": "rejection", "k": 6}}
-    async with demo_http(**ALONE) as client:
+    async with alone() as client:
         text = content_of(await chat(client, temperature=1, **rule))
         seeded = await chat(client, temperature=1, **rule, **predicted(text))
         assert counts_of(seeded) == (0, 0)

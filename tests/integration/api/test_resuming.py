@@ -53,7 +53,7 @@ async def two_routers() -> AsyncIterator[list[httpx.AsyncClient]]:
     host = demo_grammar_host()
     async with (
         demo_http(grammar_host=host) as one,
-        demo_http(grammar_host=host, has_draft=False) as other,
+        demo_http(grammar_host=host, draft=None) as other,
     ):
         yield [one, other]
 

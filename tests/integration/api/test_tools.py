@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import jsonschema
@@ -14,14 +12,12 @@ from openai.lib.streaming.chat import AsyncChatCompletionStreamManager
 from openai.types.chat import ParsedChatCompletion
 from pydantic import BaseModel
 
-from models.text.tools.hermes import HERMES
+from models.text.tools.formats import HERMES, LAYOUTS
 from models.text.tools.layout import ToolLayout
-from models.text.tools.plain import PLAIN_JSON
 from models.text.tools.prompt import TurnFormats
 from models.text.tools.reasoning import ReasoningLayout
-from models.text.tools.registry import LAYOUTS
 from tests.cases.tools.lists import drawn_tools
-from tests.harness.served_demo import demo_over_http
+from tests.harness.served_demo import demo_client
 
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
 
@@ -66,22 +62,6 @@ SPECIAL = ToolLayout(
 REASONING = ReasoningLayout(name="reasoning", end='", "', is_certain=True)
 
 
-@asynccontextmanager
-async def demo(
-    layout: ToolLayout | None = None, reasoning: ReasoningLayout | None = None
-) -> AsyncIterator[openai.AsyncOpenAI]:
-    formats = None
-    if layout is not None or reasoning is not None:
-        formats = TurnFormats(layout=layout or PLAIN_JSON, reasoning=reasoning)
-    async with (
-        demo_over_http(formats=formats) as target,
-        openai.AsyncOpenAI(
-            base_url=f"{target.root_url}/v1", api_key="none", max_retries=0
-        ) as client,
-    ):
-        yield client
-
-
 def body(text: str = ORDER, k: int | None = None, **fields: Any) -> dict[str, Any]:
     speculation = {} if k is None else {"k": k}
     return {
@@ -108,7 +88,8 @@ async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> ParsedChatCompl
 
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_an_answer_is_the_same_with_drafts_without_and_streamed(choice):
-    async with demo(EAGER if choice == "auto" else None) as client:
+    formats = TurnFormats(layout=EAGER) if choice == "auto" else None
+    async with demo_client(formats=formats) as client:
         for drawn in ({"temperature": 0}, {"temperature": 0.7, "seed": 5}):
             fields = {"tool_choice": CHOICES[choice], **drawn}
             answers = []
@@ -123,7 +104,7 @@ async def test_an_answer_is_the_same_with_drafts_without_and_streamed(choice):
 
 
 async def test_the_demo_fills_in_an_order():
-    async with demo() as client:
+    async with demo_client() as client:
         fields = body(tool_choice="required", parallel_tool_calls=False, temperature=0)
         answer = await client.chat.completions.parse(**fields | {"tools": TOOLS[:1]})
         plain = await client.chat.completions.create(**body(temperature=0, tools=[]))
@@ -139,7 +120,7 @@ async def test_the_demo_fills_in_an_order():
 
 
 async def test_choices_logprobs_and_history():
-    async with demo() as client:
+    async with demo_client() as client:
         fields = body(tool_choice="required", parallel_tool_calls=False, temperature=1, seed=2)
         answer = await client.chat.completions.create(**fields, n=2, logprobs=True)
         alone = await client.chat.completions.create(**fields | {"seed": 3})
@@ -162,7 +143,7 @@ async def test_choices_logprobs_and_history():
 
 @pytest.mark.parametrize("name", LAYOUTS)
 async def test_every_format_calls_over_http(name):
-    async with demo(LAYOUTS[name]) as client:
+    async with demo_client(formats=TurnFormats(layout=LAYOUTS[name])) as client:
         fields = body(tool_choice="required", temperature=0, parallel_tool_calls=False)
         whole = await client.chat.completions.create(**fields)
         parts = await streamed(client, **fields)
@@ -174,7 +155,7 @@ async def test_every_format_calls_over_http(name):
 
 @pytest.mark.parametrize("k", [0, 4])
 async def test_a_format_of_special_tokens_calls_as_well(k):
-    async with demo(SPECIAL) as client:
+    async with demo_client(formats=TurnFormats(layout=SPECIAL)) as client:
         fields = body(k=k, tool_choice="required", temperature=1, seed=4)
         whole = await client.chat.completions.create(**fields)
         parts = await streamed(client, **fields)
@@ -186,7 +167,7 @@ async def test_a_format_of_special_tokens_calls_as_well(k):
 
 @pytest.mark.parametrize("k", [0, 4])
 async def test_constraints_and_calls_come_after_reasoning(k):
-    async with demo(reasoning=REASONING) as client:
+    async with demo_client(formats=TurnFormats(reasoning=REASONING)) as client:
         fields = body(k=k, temperature=0)
         calling = await client.chat.completions.create(**fields | {"tool_choice": "required"})
         chosen = {"speculation": {"k": k}, "structured_outputs": {"choice": ["yes", "no"]}}
@@ -202,7 +183,7 @@ async def test_constraints_and_calls_come_after_reasoning(k):
 
 
 async def test_text_comes_first_where_the_model_writes_some():
-    async with demo(HERMES) as client:
+    async with demo_client(formats=TurnFormats(layout=HERMES)) as client:
         answer = await client.chat.completions.create(
             **body("Write a short story about a dog and a ball.", temperature=0.5, seed=1)
         )
@@ -213,18 +194,19 @@ async def test_text_comes_first_where_the_model_writes_some():
 async def test_a_bad_schema_is_named_by_its_tool():
     bad = {"type": "object", "properties": {"x": {"type": "array", "contains": {"type": "no"}}}}
     tool = {"type": "function", "function": {"name": "bad", "strict": True, "parameters": bad}}
-    async with demo() as client:
+    async with demo_client() as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**body(tools=[*TOOLS, tool]))
     assert refused.value.param == "tools[2].function.parameters"
     assert "$.properties.x" in refused.value.message
 
 
-async def check_calls(seeds: range) -> int:
-    """Draw a tool list for each seed and check the calls; how many there were."""
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_two_hundred_calls_of_drawn_tools_validate():
     num_calls = 0
-    async with demo() as client:
-        for seed in seeds:
+    async with demo_client() as client:
+        for seed in range(1000, 1200):
             tools = drawn_tools(seed)
             schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
             answer = await client.chat.completions.create(
@@ -244,21 +226,11 @@ async def check_calls(seeds: range) -> int:
                 validator = jsonschema.Draft202012Validator(schemas[call.function.name])
                 assert list(validator.iter_errors(arguments)) == [], (seed, arguments)
                 num_calls += 1
-    return num_calls
-
-
-async def test_calls_of_drawn_tools_validate():
-    assert await check_calls(range(12)) == 12
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_two_hundred_calls_of_drawn_tools_validate():
-    assert await check_calls(range(1000, 1200)) == 200
+    assert num_calls == 200
 
 
 async def test_several_calls_validate_as_well():
-    async with demo() as client:
+    async with demo_client() as client:
         answer = await client.chat.completions.create(
             **body(tool_choice="required", temperature=1.5, seed=3, max_tokens=300)
         )
@@ -270,9 +242,3 @@ async def test_several_calls_validate_as_well():
         else:
             assert json.loads(call.function.arguments) == {}
     assert calls
-
-
-def test_a_call_that_does_not_obey_would_be_seen():
-    schema = TOOLS[0]["function"]["parameters"]
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"customer": 1}, schema)

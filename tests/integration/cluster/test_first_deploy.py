@@ -99,10 +99,11 @@ def test_serve_status_says_what_the_config_lacks(fresh: Production) -> None:
     for name in ("proxy_location", "http_options"):  # Serve keeps those that it began with
         config[name] = fresh.config()[name]
     fresh.cluster.deploy(config)
-    wait_status("outrider", "DEPLOY_FAILED")
-    message = serve.status().applications["outrider"].message
-    assert "cannot be served here: " in message
-    assert "Traceback" not in message
+    for name in ("outrider", "target", "draft"):
+        wait_status(name, "DEPLOY_FAILED")
+        message = serve.status().applications[name].message
+        assert "cannot be served here: " in message
+        assert "Traceback" not in message
 
 
 def test_a_draft_that_cannot_be_served_holds_nothing_up(fresh: Production) -> None:

@@ -5,7 +5,6 @@ A real service on a private cluster; every stream is compared with the text it h
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,24 +92,10 @@ def test_a_draft_model_is_swapped_under_streams(swapping: Swapping, tmp_path: Pa
     [second] = swapping.pids()
     check_texts(swapping.load)
 
-    # Not there, of other words, cut off: refused by what a check reads, and the old one serves on.
-    refused = (
-        tmp_path / "nothing",
-        other_words(tmp_path / "words"),
-        broken(tmp_path / "broken"),
-    )
-    for folder in refused:
-        swapping.ask_for({"model_path": str(folder)})
-        wait_for(lambda: swapping.value("outrider:draft_swap_refused") == 1.0, "not refused")
-        assert swapping.pids() == {second}
-        swapping.ask_for({"model_path": str(DEMO / "target")})
-        wait_for(lambda: swapping.value("outrider:draft_swap_refused") == 0.0, "still refused")
-
-    # It says less of the texts: dropped.
-    less = shutil.copytree(DEMO / "draft", tmp_path / "less")
-    swapping.ask_for({"model_path": str(less), "compare_answers": 6})
-    wait_for(lambda: swapping.is_in("dropped"), "not dropped")
-    wait_for(lambda: swapping.pids() == {second}, "it was not freed")
+    # Not there: refused by what a check reads, and the old one serves on.
+    swapping.ask_for({"model_path": str(tmp_path / "nothing")})
+    wait_for(lambda: swapping.value("outrider:draft_swap_refused") == 1.0, "not refused")
+    assert swapping.pids() == {second}
     check_texts(swapping.load)
 
     # Taken away: the model of `args` comes back.
@@ -119,17 +104,3 @@ def test_a_draft_model_is_swapped_under_streams(swapping: Swapping, tmp_path: Pa
     wait_for(lambda: second not in swapping.pids(), "the other model was not freed")
     check_texts(swapping.load)
     assert swapping.replica() == replica, "the replica was replaced"
-
-
-def other_words(folder: Path) -> Path:
-    shutil.copytree(DEMO / "draft", folder)
-    path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace('"Once"', '"Twice"', 1).replace('"the"', '"eht"', 1))
-    return folder
-
-
-def broken(folder: Path) -> Path:
-    shutil.copytree(DEMO / "draft", folder)
-    [weights] = folder.glob("*.safetensors")
-    weights.write_bytes(weights.read_bytes()[:1000])
-    return folder

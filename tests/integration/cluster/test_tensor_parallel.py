@@ -1,5 +1,7 @@
 """Real Serve with models shared by rank processes: same text, and the loss of any of them.
 
+One model has a spare instead, which takes over.
+
 Leases are opened and dropped in crowds here as well, because that is what once killed replicas.
 """
 
@@ -109,8 +111,8 @@ async def links(cluster: None) -> AsyncIterator[LinkClient]:
     await client.close()
 
 
-def handle() -> Any:
-    return serve.get_deployment_handle("Target", "target")
+def handle(name: str = "Target") -> Any:
+    return serve.get_deployment_handle(name, name.lower())
 
 
 @dataclass
@@ -184,6 +186,7 @@ async def test_ranks_write_the_text_of_one_process(links: LinkClient, expected: 
     assert await text_of(lease, "a") == expected
     pids = await handle().rank_pids.remote()
     assert len(set(pids)) == 2
+    assert lease.grant.max_model_len == 256
     await lease.release()
     await stats_become(num_leases=0, num_sessions=0)
 
@@ -206,7 +209,7 @@ async def test_crowds_of_dropped_leases_lose_nothing(links: LinkClient) -> None:
             await lease.release()
 
     await asyncio.gather(*(open_and_drop(number) for number in range(200)))
-    await stats_become(num_leases=0, num_sessions=0)
+    await stats_become(num_leases=0, num_sessions=0, num_used_blocks=0)
     assert await handle().rank_pids.remote() == pids, "the replica did not survive"
 
 
@@ -329,6 +332,7 @@ async def test_ranks_without_room_beside_others_say_how_much_is_missing(
     await gone(pids)
 
 
+@pytest.mark.matrix
 @pytest.mark.every_engine
 @pytest.mark.parametrize("rank", [1, 0], ids=["follower", "leader"])
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -346,6 +350,8 @@ async def test_losing_any_rank_replaces_the_replica(
         async with asyncio.timeout(WAIT_S):
             await waiting
     noticed_s = time.monotonic() - began_s
+    if by is signal.SIGKILL:
+        assert noticed_s < 5.0, "the routers must not wait for a time-out"
     await lease.release()
     await gone(pids)
     gone_s = time.monotonic() - began_s
@@ -358,3 +364,53 @@ async def test_losing_any_rank_replaces_the_replica(
     assert not set(await handle().rank_pids.remote()) & set(pids)
     await lease.release()
     await stats_become(num_leases=0, num_sessions=0)
+
+
+@pytest.fixture
+def spared(cluster: None, model_path: str) -> Iterator[None]:
+    """A target with a spare, beside the other one."""
+    config = model(model_path, tensor_parallel_size=1, spare=True)
+    with applications({"spared": bind_engine("Spared", "target", config, LINK)}):
+        yield
+
+
+async def test_a_spare_takes_over_in_the_replica_of_a_killed_target(
+    links: LinkClient, spared: None, expected: list[int]
+) -> None:
+    target = handle("Spared")
+    pool = engine_pool(target, links)
+    replicas = set()
+    for name in ("first", "second"):
+        spare = await ready_spare(target)
+        leases = [await pool.lease(f"{name}{n}", timeout_s=WAIT_S) for n in range(2)]
+        replicas.add(leases[0].grant.replica)
+        assert await text_of(leases[0], f"{name}0") == expected
+        serving = (await target.stats.remote())["rank_pid"]
+        waiting = [asyncio.create_task(lease.channel.receive()) for lease in leases]
+        os.kill(int(serving), signal.SIGKILL)
+        for task in waiting:
+            with pytest.raises(LinkLost) as lost:
+                await task
+            assert lost.value.reason == "replaced", "it counts, but its replica is not avoided"
+        assert (await target.stats.remote())["rank_pid"] == spare
+        for lease in leases:
+            await lease.release()
+    # The second time, the spare had been loaded beside a spare. Now one dies, unnoticed.
+    spare, serving = await ready_spare(target), (await target.stats.remote())["rank_pid"]
+    lease = await pool.lease("last", timeout_s=WAIT_S)
+    replicas.add(lease.grant.replica)
+    os.kill(int(spare), signal.SIGKILL)
+    assert await ready_spare(target, but=spare)
+    assert await text_of(lease, "last") == expected
+    await lease.release()
+    assert (await target.stats.remote())["rank_pid"] == serving
+    assert len(replicas) == 1, "the replica was replaced"
+
+
+async def ready_spare(target: Any, but: float = 0) -> float:
+    """Wait until a target has a spare, another one than `but`; its process."""
+    deadline = time.monotonic() + WAIT_S
+    while (pid := (await target.stats.remote())["spare_pid"]) in (0, but):
+        assert time.monotonic() < deadline, "no spare was loaded"
+        await asyncio.sleep(0.1)
+    return float(pid)

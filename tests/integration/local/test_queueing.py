@@ -78,7 +78,7 @@ async def test_a_session_that_waits_for_blocks_longer_than_silence_keeps_its_lea
         )
         await asyncio.sleep(2 * SILENCE_S)
         assert not running.done()
-        assert service.target.stats().num_waiting == 1
+        assert service.target.load().num_waiting == 1
         sessions = {session.session_id: session.order for session in service.target.sessions}
         assert sessions == {"old": 0, "young": 1}  # not given up and opened again
         await old.release()
@@ -105,7 +105,7 @@ async def test_a_request_larger_than_the_cache_is_refused_before_anything_is_com
         with pytest.raises(ContextTooLong) as caught:
             await service.generate(make_request("larger", random_prompt(3, 96), max_tokens=1))
         assert caught.value.param == "prompt"
-        assert service.target.stats().num_prefill_rows == 0
+        assert service.target.load().num_prefill_rows == 0
         ids, _, _ = await service.generate(make_request("fits", prompt, max_tokens=36))
         assert ids == reference_greedy(prompt, 36)
         assert await service.freed()
@@ -124,5 +124,5 @@ async def test_many_streams_on_blocks_for_two_all_end_with_their_own_text() -> N
             expected = reference_greedy(prompt, 24)  # ends at an eos
             assert len(ids) == 24
             assert ids[: len(expected)] == expected
-        assert service.target.stats().num_preemptions > 0
+        assert service.target.load().num_preemptions > 0
         assert await service.freed()

@@ -16,6 +16,8 @@ import pytest
 
 from models.protocol.messages import Proposal
 from router.limits import SpeculationLimits
+from router.planning.adaptive import RouterPlanner
+from router.planning.costs import PassCosts
 from router.remote.draft import RemoteDrafter
 from router.types import Finished
 from tests.cases.distribution import CASES, EOS_ID, NUM_TOKENS, exact_distribution, p_value
@@ -47,7 +49,7 @@ async def generate(
 async def sampled_texts(
     drafter: str,
     k: int | None = 2,
-    pinned: int | None = None,
+    planner: RouterPlanner | None = None,
     speculation: SpeculationLimits = LOOKUP,
     verification: str = "rejection",
     **options: Any,
@@ -61,7 +63,7 @@ async def sampled_texts(
         dtype="float32",
         speculation=speculation,
         max_model_len=16,
-        pinned=pinned,
+        planner=planner,
         **options,
     ) as service:
         for first in range(0, NUM_SESSIONS, AT_ONCE):
@@ -100,7 +102,10 @@ class LateTarget:
 
 async def test_so_they_do_where_a_draft_is_a_chain() -> None:
     """Sampled tokens with their distributions, and behind them tokens that came for certain."""
-    texts, accepted_by = await sampled_texts("draft_model", k=None, pinned=1, link_to=LateTarget)
+    planner = RouterPlanner(PassCosts(), pinned=1)
+    texts, accepted_by = await sampled_texts(
+        "draft_model", k=None, planner=planner, link_to=LateTarget
+    )
     assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) > 1e-4
     assert min(accepted_by["draft_model"], accepted_by["suffix"]) > 0
 

@@ -1,8 +1,11 @@
-"""`serve run configs/heads.yaml`: the target's own heads draft, and no text changes."""
+"""`serve run configs/heads.yaml`: heads and suffix decoding draft, no draft model anywhere.
+
+No text changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -22,8 +25,22 @@ def served() -> Iterator[ServedDemo]:
         yield service
 
 
-def test_heads_draft_and_change_no_text(served: ServedDemo) -> None:
-    def ask(speculation: dict[str, Any], **options: Any) -> tuple[str, dict[str, Any]]:
+Ask = Callable[..., tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def client(served: ServedDemo) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{served.base_url}/v1", api_key="none", timeout=120, max_retries=0
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def ask(client: openai.OpenAI) -> Ask:
+    """A function that returns the answer's text, and what speculation did for it."""
+
+    def ask_for(speculation: dict[str, Any], **options: Any) -> tuple[str, dict[str, Any]]:
         answer = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": ORDER}],
@@ -35,21 +52,45 @@ def test_heads_draft_and_change_no_text(served: ServedDemo) -> None:
         assert content
         return content, answer.model_dump()["metrics"]["speculative_decoding"]
 
-    with openai.OpenAI(
-        base_url=f"{served.base_url}/v1", api_key="none", timeout=120, max_retries=0
-    ) as client:
-        num_drafted = 0
-        sampled = [{"temperature": 1, "seed": seed} for seed in range(5, 12)]
-        for options in ({"temperature": 0}, *sampled):
-            plain, stats = ask({"enabled": False}, **options)
-            assert stats["num_draft_tokens"] == 0
-            text, stats = ask({}, **options)
-            assert text == plain
-            num_drafted += stats["num_draft_tokens_by"].get("heads", 0)
-            text, stats = ask({"drafter": "mtp", "k": 2}, **options)
-            assert text == plain
-            assert list(stats["num_draft_tokens_by"]) == ["heads"]
-            assert stats["num_spec_tokens"] == 2
-        assert num_drafted > 0  # some are tried by then, however slow they were found to be
-        with pytest.raises(openai.BadRequestError, match="one of suffix, ngram, mtp, heads here"):
-            ask({"drafter": "medusa"}, temperature=0)
+    return ask_for
+
+
+def test_heads_and_lookup_draft_and_change_no_text(ask: Ask, served: ServedDemo) -> None:
+    num_drafted = 0
+    sampled = [{"temperature": 1, "seed": seed} for seed in range(5, 12)]
+    for options in ({"temperature": 0}, *sampled):
+        plain, stats = ask({"enabled": False}, **options)
+        assert stats["num_draft_tokens"] == 0
+        text, stats = ask({}, **options)
+        assert text == plain
+        num_drafted += stats["num_draft_tokens_by"].get("heads", 0)
+        text, stats = ask({"drafter": "mtp", "k": 2}, **options)
+        assert text == plain
+        assert list(stats["num_draft_tokens_by"]) == ["heads"]
+        assert stats["num_spec_tokens"] == 2
+        text, stats = ask({"drafter": "suffix", "k": 4}, **options)
+        assert text == plain
+        assert stats["num_draft_tokens_by"] == {"suffix": stats["num_draft_tokens"]}
+        assert stats["num_draft_tokens"] > 0
+    assert num_drafted > 0  # some are tried by then, however slow they were found to be
+    assert "target: ready" in served.log()
+    assert "draft: ready" not in served.log()
+
+
+def test_a_stream_is_the_same_text(ask: Ask, client: openai.OpenAI) -> None:
+    whole, _ = ask({"k": 4}, temperature=0)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": ORDER}],
+        max_tokens=80,
+        temperature=0,
+        stream=True,
+    )
+    assert whole == "".join(
+        chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices
+    )
+
+
+def test_a_drafter_that_is_not_here_is_refused(ask: Ask) -> None:
+    with pytest.raises(openai.BadRequestError, match="one of suffix, ngram, mtp, heads here"):
+        ask({"drafter": "medusa"}, temperature=0)

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.http import ask_once
 from loadtest.client.streams import FaultLoad
-from tests.fakes.scripted_server import Script, ScriptedServer, answer, scripted_server
+from tests.fakes.scripted_server import Request, Script, ScriptedServer, answer, scripted_server
 
 WAIT_S = 20.0
 GOOD = '{"a": 1}'
@@ -43,9 +42,9 @@ def good(text: str = GOOD) -> Script:
 
 
 def late(script: Script, seconds: float) -> Script:
-    def wait(handler: BaseHTTPRequestHandler) -> None:
+    def wait(request: Request) -> None:
         time.sleep(seconds)
-        script(handler)
+        script(request)
 
     return wait
 
@@ -103,14 +102,14 @@ def test_a_stream_that_breaks_goes_on_behind_its_last_id(server: ScriptedServer)
     asked: list[str] = []
     broken = marked(chunk(GOOD[:3]), event_id="one") + events(chunk("lost"), done=False)
 
-    def breaking(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.headers.get("last-event-id", ""))
+    def breaking(request: Request) -> None:
+        asked.append(request.headers.get("last-event-id", ""))
         if asked[-1] == "":
-            answer(broken, announced_bytes=10_000)(handler)
+            answer(broken, announced_bytes=10_000)(request)
         elif len(asked) % 3 == 2:
-            answer(b"Internal Server Error", status=500)(handler)
+            answer(b"Internal Server Error", status=500)(request)
         else:
-            answer(events(chunk(GOOD[3:], "stop")))(handler)
+            answer(events(chunk(GOOD[3:], "stop")))(request)
 
     server.script = breaking
     run_until(load, lambda: load.num_answers >= 2)

@@ -36,13 +36,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(b'{"error": "no such kind"}', 400)
             return
         tokens = [body["prompt"][-1] + 1 + place for place in range(body["n_predict"])]
-        end = {"tokens": [], "stop": True, "timings": timings(len(tokens))}
-        if not body["stream"]:
-            self._send(json.dumps(end | {"tokens": tokens}).encode())
-            return
-        events = [{"tokens": [token], "stop": False} for token in tokens]
-        lines = [f"data: {json.dumps(event)}\n\n" for event in (*events, end)]
-        self._send("".join(lines).encode())
+        self._send(json.dumps({"tokens": tokens, "timings": timings(len(tokens))}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""

@@ -75,7 +75,7 @@ def test_a_run_that_was_cut_goes_on_with_the_same_settings_only(
     [
         ("forced --workload lists", "--workload: must be among order, long keys"),
         ("forced --pair nowhere", "pair 'nowhere': target/config.json is missing"),
-        ("passes --prompts demo", "--prompts: passes asks for no prompts"),
+        ("quantized-passes --prompts demo", "quantized-passes asks for no prompts"),
         ("", "an experiment is needed, or a trial"),
     ],
 )

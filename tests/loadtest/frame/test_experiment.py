@@ -104,16 +104,15 @@ def test_cells_that_are_known_are_not_run_again() -> None:
     assert len(stage.seen) == 2 * (1 + 3 * 2)  # ways; the warm-up and the turns of one workload
 
 
-def test_a_way_may_have_its_stage_and_its_batch() -> None:
+def test_a_way_may_have_its_stage() -> None:
     here, there = ScriptedStage(), ScriptedStage()
-    ways = {"plain": Way(k=0), "other": Way(k=0, at="there"), "alone": Way(k=0, batch=1)}
+    ways = {"plain": Way(k=0), "other": Way(k=0, at="there")}
     openers: Any = {
         "scripted": lambda models: nullcontext(here),
         "there": lambda models: nullcontext(there),
     }
     measure(replace(EXPERIMENT, ways=ways, batches=(2,)), MODELS, openers)
-    assert set(here.batches) == {1, 2}
-    assert set(there.batches) == {2}
+    assert set(here.batches) == set(there.batches) == {2}
     assert len(there.seen) == 2 * (2 + 3 * 4)  # workloads; a place's warm-up, turns of 4 requests
 
 

@@ -15,16 +15,11 @@ from loadtest.frame.llama import (
     LlamaCpp,
     draft_options,
     in_turn,
-    timed_by_client,
     timed_by_server,
 )
 from loadtest.frame.runs import MEASURES, Ask, Run
 
 TIMINGS = {"predicted_n": 5, "predicted_ms": 80.0, "prompt_ms": 30.0}
-
-
-def event(**values: object) -> str:
-    return f"data: {json.dumps(values)}"
 
 
 def children() -> set[int]:
@@ -44,30 +39,6 @@ def test_its_own_timings_count_from_the_first_token() -> None:
     assert run.tokens_per_s == pytest.approx(5 / 0.11)
 
 
-def test_a_stream_is_timed_from_its_first_tokens_to_its_last() -> None:
-    lines = [
-        (event(tokens=[7, 8], stop=False), 2.0),
-        ("", 2.0),
-        (event(tokens=[9], stop=False), 2.5),
-        (event(tokens=[1, 2], stop=False), 3.0),
-        (event(tokens=[], stop=True, timings=TIMINGS), 9.0),
-    ]
-    answer = timed_by_client(lines, 1.0)
-    assert (answer.num_tokens, answer.num_first) == (5, 2)  # two came at once, with no time
-    assert (answer.began_s, answer.first_s, answer.ended_s) == (1.0, 2.0, 3.0)
-    assert answer.content == (7, 8, 9, 1, 2)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [[], [event(error={"message": "no"})], [event(tokens=[1], stop=False)]],
-    ids=["nothing", "an error", "cut"],
-)
-def test_a_stream_without_an_end_is_an_error(lines: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="a stream without an end"):
-        timed_by_client([(line, 1.0) for line in lines], 0.0)
-
-
 def test_an_answer_without_timings_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="an answer without timings"):
         timed_by_server({"content": "Paris"})
@@ -77,10 +48,9 @@ def test_a_server_is_asked_and_ended(llama_server: Path) -> None:
     before = children()
     with LlamaCpp(llama_server, Path("model.gguf"), 64).serving(1, ()) as client:
         ask = Ask(prompt_ids=(3, 4), max_tokens=6)
-        plain, streamed = client.ask(ask), client.ask_streamed(ask)
-    assert plain.content == streamed.content == (5, 6, 7, 8, 9, 10)
-    assert (plain.first_s, plain.ended_s) == pytest.approx((0.01, 0.02))
-    assert streamed.num_first == 1
+        answer = client.ask(ask)
+    assert answer.content == (5, 6, 7, 8, 9, 10)
+    assert (answer.first_s, answer.ended_s) == pytest.approx((0.01, 0.02))
     assert children() == before
 
 

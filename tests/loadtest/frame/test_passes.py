@@ -11,9 +11,9 @@ import torch
 
 from loadtest.frame.passes import (
     decode_shapes,
-    measure_passes,
     memory_floor_ms,
     num_product_bytes,
+    timed_shapes,
 )
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
@@ -52,7 +52,8 @@ def test_passes_give_their_blocks_back_and_skip_what_does_not_fit(runner: ModelR
         *("1x1", "1x2", "1x6", "4x1", "4x6", "8x1", "8x6"),
         "128 new",  # 64 sessions do not fit in the cache, 512 rows not in the context
     ]
-    times = measure_passes(runner, shapes[:2], 1)
-    assert [(time.name, time.num_rows) for time in times] == [("1x1", 1), ("1x2", 2)]
-    assert all(time.pass_ms > 0 and time.products_ms > 0 for time in times)
+    with timed_shapes(runner, shapes[:2]) as turns:
+        assert list(turns) == ["1x1", "1x2"]
+        times = [turn() for turn in turns.values()]
+    assert all(time["pass_ms"] > 0 and time["products_ms"] > 0 for time in times)
     runner.pool.check([])

@@ -26,7 +26,7 @@ from loadtest.grow.source import Source, check_size
 from models.config import EngineConfig
 from models.demo.data.chat import ask
 from models.demo.data.concepts import held_out_sets, prompt_of
-from models.demo.training.sampling import generate
+from models.distill.answers import written
 from models.engine.runner import ModelRunner, SequenceRows
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "target"
@@ -348,7 +348,7 @@ def test_the_command_grows_the_pair_for_concept_sets_by_a_preset(tmp_path):
     texts = []
     for path in (source, tmp_path / "target"):
         model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-        texts.append([generate(model, [tokenizer(chat)["input_ids"]], 48) for chat in chats])
+        texts.append([written(model, [tokenizer(chat)["input_ids"]], 48) for chat in chats])
     assert texts[0] == texts[1]
     assert all(reply[-1] == tokenizer.eos_token_id for [reply] in texts[0])
 

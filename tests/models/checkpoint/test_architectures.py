@@ -18,7 +18,7 @@ from models.attention import interface as attention
 from models.attention.features import AttentionFeatures
 from models.config import AttentionName, EngineConfig
 from models.cpu import batch, ops
-from models.cpu.backend import FusedForward
+from models.cpu.fused_decoder import FusedDecoder
 from models.cpu.kernels.compiling import Call
 from models.engine.drafting.lengths import DraftLengths
 from models.engine.runner import ModelRunner
@@ -102,7 +102,7 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, attention: str) -> No
         pytest.skip("this CPU or torch has no packed kernel for float32")
     loaded = runner(checkpoint(name), attention=attention)
     assert loaded.batch_invariant == (name not in BITS_DEPEND)
-    is_fused = isinstance(loaded.layers, FusedForward)
+    is_fused = isinstance(loaded.layers, FusedDecoder)
     assert is_fused == (name in FUSED and attention == "auto")
 
 

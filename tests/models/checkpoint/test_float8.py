@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +18,8 @@ from models.checkpoint.loader import load_checkpoint, read_config
 from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_weights import stores_float8
 from models.config import EngineConfig
-from models.gpu import products
 from models.gpu.decoder import MergedDecoder
 from models.gpu.fp8 import Fp8Linear, stored_linear
-from models.gpu.reference import reference_kernel
 from models.layers.linear import plain_linear
 from models.parallel.layers import num_local_bytes
 from models.parallel.ranks import TensorParallel
@@ -271,20 +268,10 @@ def test_scales_that_do_not_fit_are_refused(folder: Path) -> None:
         load_checkpoint(config_of(folder))
 
 
-def test_it_is_refused_where_a_gpu_cannot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_products_are_refused(folder: Path) -> None:
     config = config_of(folder, device="cuda", dtype="bfloat16", batch_invariant=True)
     with pytest.raises(ValueError, match="batch_invariant is not for weights in float8"):
         memory_estimate(config)
     config = config_of(folder, device="cuda", dtype="bfloat16", quantization="int8")
     with pytest.raises(ValueError, match="quantization int8 is not for weights in float8"):
         memory_estimate(config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
-    checkpoint: Any = SimpleNamespace(model=model, has_scales=True)
-    config = config_of(folder, device="cuda", quantization="fp8")
-    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
-    with pytest.raises(ValueError, match=r"stored in float8, which needs a GPU .* take the orig"):
-        products.refuse_own_products(config, checkpoint, reference_kernel())
-    own = products.own_products(config, has_scales=True)
-    assert own is not None
-    assert own.make_linear is own.make_head is stored_linear

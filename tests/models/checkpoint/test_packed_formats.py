@@ -17,19 +17,14 @@ from deployments.config.sections.models import ModelConfig
 from models.checkpoint.loader import load_checkpoint
 from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_shapes import check_stored_shapes
-from models.config import EngineConfig
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
 from models.layers.grouped import GroupedLinear
 from tests.cases.models.llama_family import CONFIGS, SIZES, write
 from tests.cases.packed_formats import publish
+from tests.fakes.engines import text_logits, tiny_config
 
 TEXT = list(range(5, 69))
 EACH = [("awq", 4, False), ("gptq", 4, False), ("gptq", 4, True), ("gptq", 8, True)]
-
-
-def config_of(folder: Path, **keys: Any) -> EngineConfig:
-    terms: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1} | keys
-    return EngineConfig(model_path=str(folder), **terms)
 
 
 def write_original(folder: Path) -> Path:
@@ -45,7 +40,7 @@ def test_numbers_and_logits_are_the_folders(
 ) -> None:
     original, folder = write_original(tmp_path / "original"), tmp_path / "published"
     numbers = publish(original, folder, method, bits, is_symmetric=is_symmetric)
-    config = config_of(folder)
+    config = tiny_config(folder)
     check_stored_shapes(config)
     loaded = {
         name: module.weight.dequantized()
@@ -62,13 +57,11 @@ def test_numbers_and_logits_are_the_folders(
         expected = whole(torch.tensor([TEXT])).logits[0]
     runner = ModelRunner(config)
     assert runner.batch_invariant
-    table = runner.pool.new_table()
-    table.resize(len(TEXT))
-    found = runner.forward([SequenceRows(table, 0, TEXT, len(TEXT))])
+    found = text_logits(runner, TEXT)
     assert (found - expected).norm() / expected.norm() < 0.1
     estimate = memory_estimate(config)
     assert estimate.weight_bytes == runner.weight_bytes
-    assert estimate.num_parameters == memory_estimate(config_of(original)).num_parameters
+    assert estimate.num_parameters == memory_estimate(tiny_config(original)).num_parameters
 
 
 @pytest.mark.parametrize(
@@ -90,18 +83,18 @@ def test_groups_that_are_not_read_are_refused(
     config["quantization_config"] |= terms
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=complaint):
-        memory_estimate(config_of(folder))
+        memory_estimate(tiny_config(folder))
 
 
 def test_a_gpu_takes_them_by_vllm_only(tmp_path: Path) -> None:
     folder = tmp_path / "published"
     publish(write_original(tmp_path / "original"), folder, "awq")
-    gpu = {"device": "cuda", "kv_cache_tokens": 1024, "dtype": "bfloat16"}
+    gpu = {"device": "cuda", "dtype": "bfloat16"}
     with pytest.raises(ValueError, match="served for device cpu, got cuda; engine vllm"):
-        memory_estimate(config_of(folder, **gpu))
-    by_vllm = memory_estimate(config_of(folder, **gpu, engine="vllm"))
+        memory_estimate(tiny_config(folder, **gpu))
+    by_vllm = memory_estimate(tiny_config(folder, **gpu, engine="vllm"))
     assert by_vllm.weight_bytes > 0
-    assert by_vllm.num_parameters == memory_estimate(config_of(folder)).num_parameters
+    assert by_vllm.num_parameters == memory_estimate(tiny_config(folder)).num_parameters
     assert 5 < by_vllm.bits_a_weight < 11  # embedding and output layer are whole
 
 
@@ -127,7 +120,7 @@ def test_families_without_such_layers_are_refused_before_loading(tmp_path: Path)
     publish(tmp_path / "original", folder, "gptq")
     for check in (memory_estimate, load_checkpoint):
         with pytest.raises(ValueError, match="weights in groups are served for Llama, Mistral"):
-            check(config_of(folder))
+            check(tiny_config(folder))
 
 
 def test_other_orders_and_zeros_are_refused(tmp_path: Path) -> None:
@@ -138,11 +131,11 @@ def test_other_orders_and_zeros_are_refused(tmp_path: Path) -> None:
     order = tensors[f"{layer}.g_idx"].flip(0)
     save_file(tensors | {f"{layer}.g_idx": order.clone()}, file)
     with pytest.raises(ValueError, match=rf"{layer}: .* order of their groups \(desc_act\)"):
-        load_checkpoint(config_of(folder))
+        load_checkpoint(tiny_config(folder))
     zeros = tensors[f"{layer}.qzeros"] + 1
     save_file(tensors | {f"{layer}.qzeros": zeros}, file)
     with pytest.raises(ValueError, match=rf"{layer}: 8-bit codes are read with zero at 128 only"):
-        load_checkpoint(config_of(folder))
+        load_checkpoint(tiny_config(folder))
     save_file({k: v for k, v in tensors.items() if k != f"{layer}.scales"}, file)
     with pytest.raises(ValueError, match=rf"{layer}\.qweight is stored without {layer}\.scales"):
-        load_checkpoint(config_of(folder))
+        load_checkpoint(tiny_config(folder))

@@ -11,34 +11,23 @@ import pytest
 import torch
 
 from models.checkpoint.loader import load_checkpoint
-from models.config import EngineConfig
 from models.cpu import ops as cpu_kernels
 from models.cpu import setup as cpu_setup
-from models.cpu.backend import FusedForward
 from models.cpu.batch import LaneStorage
+from models.cpu.fused_decoder import FusedDecoder
 from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.setup import pack, uses_kernels
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
 from models.kv.storage import KVStorage
 from models.layers.linear import can_pack
+from tests.fakes.engines import text_logits, tiny_config
 
 MakeCheckpoint = Callable[..., str]
 
 
-def config(**changes: Any) -> EngineConfig:
-    sizes = {"max_model_len": 128, "kv_cache_tokens": 512, "num_threads": 1}
-    return EngineConfig(**{"model_path": "m", "dtype": "float32", **sizes, **changes})
-
-
-def first_logits(runner: ModelRunner) -> torch.Tensor:
-    table = runner.pool.new_table()
-    table.resize(40)
-    return runner.forward([SequenceRows(table, 0, list(range(40)), 40)])
-
-
 def test_on_a_cpu_they_are_used() -> None:
-    assert uses_kernels(config(), 64)
-    assert uses_kernels(config(dtype="bfloat16", block_size=48, device="cpu:0"), 80)
+    assert uses_kernels(tiny_config("m"), 64)
+    assert uses_kernels(tiny_config("m", dtype="bfloat16", block_size=48, device="cpu:0"), 80)
 
 
 @pytest.mark.parametrize(
@@ -52,33 +41,34 @@ def test_on_a_cpu_they_are_used() -> None:
 def test_what_they_cannot_do_is_said_and_left_to_torch(
     changes: dict[str, Any], head_dim: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not uses_kernels(config(**changes), head_dim)
+    assert not uses_kernels(tiny_config("m", **changes), head_dim)
     assert reason in caplog.text
 
 
 def test_without_numba_torch_serves(
     tiny_target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_kernels = ModelRunner(config(model_path=tiny_target))
+    with_kernels = ModelRunner(tiny_config(tiny_target))
     monkeypatch.setitem(sys.modules, "numba", None)
-    without = ModelRunner(config(model_path=tiny_target))
+    without = ModelRunner(tiny_config(tiny_target))
     assert "numba cannot be imported" in caplog.text
     assert isinstance(with_kernels.backend.storage, LaneStorage)
     assert isinstance(without.backend.storage, KVStorage)
     assert without.batch_invariant
     torch.testing.assert_close(
-        first_logits(without), first_logits(with_kernels), rtol=1e-4, atol=1e-4
+        text_logits(without, range(40)), text_logits(with_kernels, range(40)), rtol=1e-4, atol=1e-4
     )
 
 
 def test_layers_are_taken_apart_and_packed(tiny_target: str) -> None:
     if not can_pack(torch.float32):
         pytest.skip("this CPU or torch has no packed kernel for float32")
-    own = config(model_path=tiny_target)
+    own = tiny_config(tiny_target)
     model = load_checkpoint(own).model
     packed = pack(model, own, has_kernels=True, is_shared=False)
-    assert isinstance(packed.forward, FusedForward)
-    assert not [name for name, _ in model.named_parameters() if "proj" in name]
+    assert isinstance(packed.forward, FusedDecoder)
+    left = sum(parameter.numel() for parameter in model.model.layers.parameters())
+    assert left == 2 * 2 * 64  # the norms
 
 
 def test_what_is_asked_is_what_kernels_need() -> None:
@@ -89,15 +79,15 @@ def test_what_is_asked_is_what_kernels_need() -> None:
 
 @pytest.mark.parametrize("attention", ["reference", "varlen"])
 def test_they_are_not_used_where_others_are_asked_for(attention: str) -> None:
-    assert not uses_kernels(config(attention=attention), 64)
+    assert not uses_kernels(tiny_config("m", attention=attention), 64)
 
 
 def test_heads_of_other_sizes_are_served(make_tiny_llama: MakeCheckpoint) -> None:
     path = make_tiny_llama(seed=5, hidden_size=32)  # four heads of 8
-    runner = ModelRunner(config(model_path=path))
+    runner = ModelRunner(tiny_config(path))
     assert isinstance(runner.backend.storage, KVStorage)
     assert runner.batch_invariant
-    assert first_logits(runner).isfinite().all()
+    assert text_logits(runner, range(40)).isfinite().all()
 
 
 def test_only_what_uses_them_imports_numba() -> None:

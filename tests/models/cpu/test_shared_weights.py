@@ -13,7 +13,8 @@ from torch import Tensor
 from models.config import EngineConfig
 from models.cpu import shared_weights
 from models.cpu.shared_weights import SharedWeights, weights_in
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
+from tests.fakes.engines import text_logits
 from tests.harness.local import DEMO
 
 WEIGHTS = [
@@ -107,14 +108,6 @@ def test_a_model_whose_weights_are_shared_computes_the_same_bits() -> None:
     alone = ModelRunner(config)
     assert spare_memory.num_bytes == memory.num_bytes
     assert memory.num_bytes >= 0.9 * first.weight_bytes, "most weights are not in it"
-    logits = [_logits(runner) for runner in (first, spare, alone)]
+    logits = [text_logits(runner, range(5, 25)) for runner in (first, spare, alone)]
     assert torch.equal(logits[0], logits[2])
     assert torch.equal(logits[1], logits[2])
-
-
-def _logits(runner: ModelRunner) -> Tensor:
-    ids = list(range(5, 25))
-    table = runner.pool.new_table()
-    table.resize(len(ids))
-    rows = SequenceRows(table=table, start=0, token_ids=ids, num_logits=len(ids))
-    return runner.forward([rows]).clone()

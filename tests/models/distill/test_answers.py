@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.distill.answers import Answer, Sampling, read_answers, read_prompts, write_answers
-from models.distill.prompts import main as write_prompts
 from models.distill.vocabulary import frequent_ids
 
 TARGET = Path(__file__).parents[3] / "models" / "demo" / "target"
@@ -78,41 +77,6 @@ def test_the_target_answers_what_has_no_answer_yet(tokenizer, tmp_path: Path) ->
         ids = torch.tensor([prompt])
         own = target.generate(input_ids=ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
         assert found == own[0, len(prompt) :].tolist()
-
-
-def test_prompts_from_templates_are_all_different(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "prompts.jsonl"
-    monkeypatch.setattr("sys.argv", ["prompts", "--count", "300", "--output", str(output)])
-    write_prompts()
-    first = output.read_text()
-    asked = [json.loads(line)["messages"][0]["content"] for line in first.splitlines()]
-    assert len(set(asked)) == 300
-    assert not any("{" in text for text in asked)
-    write_prompts()
-    assert asked == [
-        json.loads(line)["messages"][0]["content"] for line in output.read_text().splitlines()
-    ]
-
-
-def test_a_corpus_brings_problems_stories_and_their_own_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = {"question": "2 + 2?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"}
-    written(tmp_path / "gsm8k_train_sample.jsonl", problem)
-    story = {"title": "A dog", "text": "A dog ran.\nIt ran far."}
-    written(tmp_path / "asp_pb_stories_ccby.jsonl", story)
-    output, answered = tmp_path / "prompts.jsonl", tmp_path / "answered.jsonl"
-    said = ["prompts", "--count", "60", "--corpus", str(tmp_path), "--output", str(output)]
-    monkeypatch.setattr("sys.argv", [*said, "--answered", str(answered)])
-    write_prompts()
-    asked = output.read_text()
-    assert "2 + 2?" in asked
-    assert "Rewrite this text for adults: A dog ran." in asked
-    chats = [json.loads(line)["messages"] for line in answered.read_text().splitlines()]
-    assert [chat[-1]["content"] for chat in chats] == ["It is 2+2=4.\n#### 4", story["text"]]
-    assert all([turn["role"] for turn in chat] == ["user", "assistant"] for chat in chats)
 
 
 def test_the_most_frequent_ids_of_answers_are_drafted() -> None:

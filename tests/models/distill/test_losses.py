@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.distill.losses import acceptance_of
+from models.distill.losses import acceptance_of, coupled
 
 NUM_DRAWS = 20_000
 
@@ -30,3 +30,9 @@ def test_greedy_counts_only_what_is_certainly_the_targets_choice() -> None:
     logits = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
     law = torch.tensor([[0.6, 0.1], [0.3, 0.1], [0.6, 0.1]])  # the rest is of other ids
     assert acceptance_of(logits, law.log()).greedy == pytest.approx(1 / 3)
+
+
+def test_equal_distributions_are_always_accepted_and_disjoint_ones_never() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    assert acceptance_of(logits, logits.log_softmax(-1)) == pytest.approx((1, 1, 1), abs=1e-5)
+    assert float(coupled(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))) == 0.0

@@ -52,11 +52,12 @@ def test_a_corpus_brings_its_texts_and_its_own_answers(
     )
     asked = [chat[0]["content"] for chat in lines(output)]
     assert PROBLEM["question"] in asked
-    assert any(STORY["text"] in prompt for prompt in asked)
+    assert f"Rewrite this text for adults: {STORY['text']}" in asked
     problem, story = lines(answered)
     assert problem[1] == {"role": "assistant", "content": "3 + 4 = 7 pens."}
     assert STORY["title"] in story[0]["content"]
-    assert story[1]["content"] == STORY["text"]
+    assert story[1] == {"role": "assistant", "content": STORY["text"]}
+    assert [chat[0]["role"] for chat in (problem, story)] == ["user", "user"]
 
 
 def test_more_than_the_templates_have_is_refused(

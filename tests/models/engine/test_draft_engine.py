@@ -10,6 +10,7 @@ from msgspec import structs
 from models.engine.draft import DraftEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Failed, Open, Proposal, Sampling, Verify
+from tests.cases.kv_tokens import num_kv_tokens
 from tests.cases.messages import proposing
 from tests.fakes.engines import (
     CONSTRAINT,
@@ -28,6 +29,7 @@ from tests.fakes.engines import (
 pytestmark = pytest.mark.every_engine
 
 PROMPT = random_prompt(1, 12)
+by_steps_and_by_chains = pytest.mark.parametrize("chains", [False, True])
 
 
 def submit_open(engine: DraftEngine, session_id: str = "s", **changes: Any) -> None:
@@ -81,19 +83,21 @@ def test_the_cache_lags_by_one_after_a_full_accept() -> None:
     submit_open(engine)
     submit_propose(engine, 1, PROMPT, 3)
     first = only_proposal(engine).tokens
-    assert engine.stats().num_kv_tokens == len(PROMPT) + 2
+    assert num_kv_tokens(engine) == len(PROMPT) + 2
     text = reference_greedy(PROMPT, 7)
     committed = [*PROMPT, *first, text[3]]
     submit_propose(engine, 2, committed, 3, base_len=len(PROMPT) + 3)
     (replies,) = [engine.step()]  # the lagging token and the new one share the first step
     assert replies == []
-    assert engine.stats().num_kv_tokens == len(committed)
+    assert num_kv_tokens(engine) == len(committed)
     assert only_proposal(engine).tokens == text[4:7]
     close_all(engine)
 
 
-def test_a_rejection_rolls_back() -> None:
+@by_steps_and_by_chains
+def test_a_rejection_rolls_back(chains: bool) -> None:
     engine = make_draft(noise=0.0)
+    engine.chains = chains
     submit_open(engine)
     submit_propose(engine, 1, PROMPT, 4)
     drafted = only_proposal(engine).tokens
@@ -122,19 +126,24 @@ def test_sessions_join_and_leave_between_steps() -> None:
     close_all(engine)
 
 
-def test_an_eos_ends_the_draft_and_is_part_of_it() -> None:
+@by_steps_and_by_chains
+def test_an_eos_ends_the_draft_and_is_part_of_it(chains: bool) -> None:
     expected = reference_greedy(PROMPT, 4)
     engine = make_draft(noise=0.0)
+    engine.chains = chains
     submit_open(engine, eos_ids=[expected[2]])
     submit_propose(engine, 1, PROMPT, 6)
     proposal = only_proposal(engine)
     length = expected.index(expected[2]) + 1
     assert (proposal.tokens, proposal.cut) == (expected[:length], "eos")
+    assert num_kv_tokens(engine) == len(PROMPT) + length - 1
     close_all(engine)
 
 
-def test_the_context_ends_the_draft() -> None:
+@by_steps_and_by_chains
+def test_the_context_ends_the_draft(chains: bool) -> None:
     engine = make_draft(noise=0.0, max_model_len=len(PROMPT) + 2)
+    engine.chains = chains
     submit_open(engine)
     submit_propose(engine, 1, PROMPT, 6)
     proposal = only_proposal(engine)

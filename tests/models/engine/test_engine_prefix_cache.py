@@ -113,10 +113,10 @@ def test_ten_chats_over_one_system_prompt_compute_it_once(monkeypatch, make, tog
         assert watched.num_rows == len(CHATS[0]) + 9 * (len(CHATS[0]) - NUM_SHARED) + 10 * rows_of(
             0, make
         )
-    stats = watched.engine.stats()
-    assert stats.prefix_queries == 10 * len(CHATS[0])
-    assert stats.prefix_hits == 9 * NUM_SHARED
-    assert stats.num_cached_blocks > NUM_SHARED // BLOCK
+    load = watched.engine.load()
+    assert load.prefix_queries == 10 * len(CHATS[0])
+    assert load.prefix_hits == 9 * NUM_SHARED
+    assert load.num_cached_blocks > NUM_SHARED // BLOCK
     if make is make_target:
         cached = sorted(reply.num_cached_tokens for reply in replies)
         assert cached == [0] + 9 * [NUM_SHARED]
@@ -127,7 +127,7 @@ def test_ten_chats_over_one_system_prompt_compute_it_once(monkeypatch, make, tog
         watched.engine.close(f"s{i}")
     by_name = {reply.session_id: text_of(reply) for reply in replies}
     assert {reply.session_id: text_of(reply) for reply in plain}.items() <= by_name.items()
-    assert watched.engine.stats().prefix_queries == 0
+    assert watched.engine.load().prefix_queries == 0
 
 
 @MAKERS
@@ -206,8 +206,8 @@ def test_a_preempted_session_finds_what_was_not_evicted(monkeypatch):
     first = {reply.session_id: reply.token for reply in watched.drain()}
     grown = old + random_prompt(3, 4 * BLOCK - 4)
     watched.ask("old", grown, seq=2)  # five blocks, of the eight: "young" had five
-    stats = watched.engine.stats()
-    assert (stats.num_preemptions, stats.prefix_evictions) == (1, 1)
+    load = watched.engine.load()
+    assert (load.num_preemptions, load.prefix_evictions) == (1, 1)
     watched.engine.close("old")
     watched.num_rows = 0
     (verdict,) = watched.ask("young", [*young, first["young"]], seq=2)
@@ -234,7 +234,7 @@ def test_what_is_not_finite_is_not_published(monkeypatch):
     watched.drain()
     assert not runner.are_finite(tables[0].block_ids[:2])
     assert runner.are_finite([*tables[0].block_ids[:1], *tables[1].block_ids[:2]])
-    assert engine.stats().num_cached_blocks == 2
+    assert engine.load().num_cached_blocks == 2
     runner.backend.storage.clear_blocks(
         tables[0].block_ids
     )  # the storage is that of other tests as well
@@ -282,7 +282,7 @@ def test_a_hit_changes_no_text(sampling, k, constrained):
             found += run_clients(clients)
             assert not any(client.failures for client in clients)
         texts.append(found)
-        hits = [engine.stats().prefix_hits for engine in (target, draft)]
+        hits = [engine.load().prefix_hits for engine in (target, draft)]
         num_found = 3 * (60 // BLOCK * BLOCK)
         assert (hits[0] >= num_found) == enabled
         assert (hits[1] >= num_found) == (enabled and k > 0)

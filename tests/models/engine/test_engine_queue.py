@@ -1,4 +1,4 @@
-"""Waiting in an engine: signs of life, stats, and two hundred sessions on far too few blocks."""
+"""Waiting in an engine: signs of life, its load, and two hundred sessions on far too few blocks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from models.engine.runner import SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import EngineReply, Queued, Sampling, Verdict
+from tests.cases.kv_tokens import num_kv_tokens
 from tests.cases.messages import opening, proposing, verifying
 from tests.fakes.engines import (
     BLOCK,
@@ -53,8 +54,8 @@ def test_who_waits_for_blocks_hears_so_until_there_are_some() -> None:
             heard += engine.step()
     assert len(heard) in (3, 4)  # one a second, or a look later
     assert set(heard) == {("young", Queued(session_id="young", seq=5))}
-    assert (engine.stats().num_waiting, engine.stats().num_running) == (1, 0)
-    assert engine.stats().num_waiting_tokens == 39
+    assert (engine.load().num_waiting, engine.load().num_running) == (1, 0)
+    assert engine.load().num_waiting_tokens == 39
     engine.close("old")
     assert [type(reply) for reply in drain(engine)] == [Verdict]
     clock.now += 100.0
@@ -90,7 +91,7 @@ def test_the_time_in_passes_is_summed() -> None:
     engine.step()
     assert engine.pass_rows == 0
     assert load.kv_use == 1 - (6 - -(-43 // BLOCK)) / 6  # 40 + 3 tokens
-    assert engine.stats().num_kv_tokens == 43
+    assert num_kv_tokens(engine) == 43
 
 
 def test_a_repeated_message_gets_no_stored_notice() -> None:
@@ -137,19 +138,19 @@ def test_a_long_prompt_hears_that_it_is_worked_on(kind: type[TargetEngine | Draf
     assert 0 < done[0] < done[-1] < len(prompt)
 
 
-def test_stats_count_shared_tokens_once_and_rows_by_kind() -> None:
+def test_shared_tokens_count_once_and_rows_by_kind() -> None:
     engine = make_target()
     prompt = random_prompt(3, 40)
     send(engine, "a", 1, prompt, run_on=4)
     drain(engine)
-    stats = engine.stats()
-    assert (stats.num_prefill_rows, stats.num_decode_rows) == (39, 5)
-    assert (stats.num_kv_tokens, stats.num_running, stats.num_waiting) == (44, 0, 0)
+    load = engine.load()
+    assert (load.num_prefill_rows, load.num_decode_rows) == (39, 5)
+    assert (num_kv_tokens(engine), load.num_running, load.num_waiting) == (44, 0, 0)
     send(engine, "b", 1, prompt)  # finds two blocks of the prompt in the prefix cache
     drain(engine)
-    assert engine.stats().num_kv_tokens == 44 + 40 - 32
+    assert num_kv_tokens(engine) == 44 + 40 - 32
     engine.close("a")
-    assert engine.stats().num_kv_tokens == 40
+    assert num_kv_tokens(engine) == 40
     engine.close("b")
 
 
@@ -259,11 +260,11 @@ def test_two_hundred_sessions_on_far_too_few_blocks(has_draft: bool) -> None:
     draft = Link(make_draft(noise=0.02, kv_cache_tokens=512)) if has_draft else None
     ended = Crowd(target, draft, seed=7 + has_draft, num_sessions=200).run()
     assert len(ended) == 200
-    stats = target.engine.stats()
-    assert stats.num_preemptions > 200
-    assert (stats.num_sessions, stats.num_free_blocks) == (0, stats.num_blocks)
+    load = target.engine.load()
+    assert load.num_preemptions > 200
+    assert (load.num_sessions, load.num_free_blocks) == (0, load.num_blocks)
     if draft is not None:
-        assert draft.engine.stats().num_free_blocks == draft.engine.stats().num_blocks
+        assert draft.engine.load().num_free_blocks == draft.engine.load().num_blocks
         assert sum(bool(c.proposals) for c, _ in ended) > 100
     assert 5 < sum(is_cancelled for _, is_cancelled in ended) < 60
     for client, is_cancelled in ended:

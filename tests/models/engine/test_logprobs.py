@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from models.engine.logprobs import token_logprobs
 from models.protocol.messages import EngineReply, EngineRequest, Sampling, TokenLogprobs, Verdict
@@ -28,8 +26,8 @@ from tests.fakes.engines import (
     make_draft,
     make_target,
     random_prompt,
+    reference_model,
     run_clients,
-    tiny_checkpoint,
 )
 
 pytestmark = pytest.mark.every_engine
@@ -37,11 +35,6 @@ pytestmark = pytest.mark.every_engine
 PROMPT = random_prompt(3, 41)
 SEEDED = Sampling(seed=5, num_logprobs=4)
 OF_PROMPT = Sampling(temperature=0, num_prompt_logprobs=3)
-
-
-@cache
-def reference_model() -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
 
 
 def reference(ids: list[int]) -> torch.Tensor:
@@ -224,14 +217,14 @@ def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
     engine.submit(opening("parent", Sampling(), len(PROMPT)), "r")
     engine.submit(verifying("parent", 1, PROMPT, []), "r")
     drain(engine)
-    assert engine.stats().num_cached_blocks == len(PROMPT) // BLOCK
+    assert engine.load().num_cached_blocks == len(PROMPT) // BLOCK
     engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
     (session,) = (one for one in engine.sessions if one.session_id == "s")
     assert session.needs_prompt_logits
     engine.submit(verifying("s", 1, PROMPT, []), "r")
     [verdict] = verdicts_of(drain(engine))
     assert_entries(of_prompt(verdict), PROMPT, 1, 3)
-    assert engine.stats().prefix_hits == 0
+    assert engine.load().prefix_hits == 0
     assert not session.needs_prompt_logits
 
 

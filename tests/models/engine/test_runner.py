@@ -7,20 +7,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import OutOfBlocks
 from models.layers.linear import can_pack
 from tests.cases.cache_walk import fork
-from tests.harness.kv_memory import kv_bytes
+from tests.fakes.engines import text_logits, tiny_config
 from tests.harness.sync_watch import SyncWatch
 
 VOCAB_SIZE = 512
 
 
 def _runner(path: str, dtype: str = "float32", **overrides: Any) -> ModelRunner:
-    fields = {"max_model_len": 512, "kv_cache_tokens": 4096, "block_size": 16, "num_threads": 1}
-    return ModelRunner(EngineConfig(model_path=path, dtype=dtype, **(fields | overrides)))
+    sizes = {"max_model_len": 512, "kv_cache_tokens": 4096, "block_size": 16}
+    return ModelRunner(tiny_config(path, dtype=dtype, **(sizes | overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,6 @@ def _rows(runner, table, start, token_ids, num_logits=None):
     table.resize(start + len(token_ids))
     count = len(token_ids) if num_logits is None else num_logits
     return SequenceRows(table, start, token_ids, count)
-
-
-def _fresh(runner: ModelRunner, text: list[int]) -> torch.Tensor:
-    table = runner.pool.new_table()
-    try:
-        return runner.forward([_rows(runner, table, 0, text)])
-    finally:
-        table.free()
 
 
 def test_logits_are_those_of_transformers(tiny_target, float_runner):
@@ -82,8 +73,8 @@ def test_logits_are_those_of_transformers(tiny_target, float_runner):
 
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(tiny_target, float_runner):
     text = _text(100, 3)
-    exact = _fresh(float_runner, text)
-    ours = _fresh(_runner(tiny_target, "bfloat16"), text)
+    exact = text_logits(float_runner, text)
+    ours = text_logits(_runner(tiny_target, "bfloat16"), text)
     reference = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.bfloat16)
     with torch.inference_mode():
         theirs = reference(torch.tensor([text])).logits[0].float()
@@ -92,7 +83,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(tiny_target, float_r
 
 def test_only_wanted_logits_come_in_order(float_runner):
     texts = [_text(20, 5), _text(7, 6), _text(9, 7)]
-    wholes = [_fresh(float_runner, text) for text in texts]
+    wholes = [text_logits(float_runner, text) for text in texts]
     tables = [float_runner.pool.new_table() for _ in texts]
     wanted = [3, 0, 1]
     batch = [
@@ -129,7 +120,7 @@ def test_any_history_gives_the_bits_of_a_fresh_run(runner, seed):
         logits = runner.forward(batch).split([len(rows.token_ids) for rows in batch])
         runner.pool.check(tables)
         for i, rows, part in zip(members, batch, logits, strict=True):
-            assert torch.equal(part, _fresh(runner, texts[i])[rows.start :])
+            assert torch.equal(part, text_logits(runner, texts[i])[rows.start :])
             runner.pool.check(tables)
     for table in tables:
         table.free()
@@ -146,7 +137,7 @@ def test_running_out_of_blocks_leaves_sessions_intact(tiny_target):
     runner.pool.check([table, other])
     logits = runner.forward([_rows(runner, table, 33, text[33:])])
     table.free()
-    assert torch.equal(logits, _fresh(runner, text)[33:])
+    assert torch.equal(logits, text_logits(runner, text)[33:])
 
 
 def _fill_with_nan(runner: ModelRunner) -> None:
@@ -159,7 +150,7 @@ def test_nothing_that_former_owners_left_is_read(tiny_target):
     """Chunks of prompts whose blocks are all reserved already, beside a longer session."""
     runner = _runner(tiny_target, kv_cache_tokens=512)
     texts = [_text(length, seed) for seed, length in enumerate((9, 60, 150))]
-    wholes = [_fresh(runner, text) for text in texts]
+    wholes = [text_logits(runner, text) for text in texts]
     _fill_with_nan(runner)
     tables = [runner.pool.new_table() for _ in texts]
     for table, text in zip(tables, texts, strict=True):
@@ -248,11 +239,3 @@ def test_impossible_passes_are_refused(tiny_target, start, num_rows, num_logits,
     table.resize(40)
     with pytest.raises(ValueError, match=message):
         runner.forward([SequenceRows(table, start, [1] * num_rows, num_logits)])
-
-
-def test_limits_of_the_runner_are_those_of_config_and_checkpoint(float_runner):
-    assert float_runner.vocab_size == VOCAB_SIZE
-    assert float_runner.eos_ids == (1,)
-    assert float_runner.max_model_len == 512
-    assert float_runner.pool.num_blocks == 256
-    assert kv_bytes(float_runner) == 2 * 2 * 2 * 257 * 16 * 16 * 4

@@ -13,6 +13,7 @@ from models.protocol.messages import (
     Propose,
     Verdict,
 )
+from tests.cases.kv_tokens import num_kv_tokens
 from tests.cases.target import PROMPT, close_all, submit_open, submit_verify, text_of
 from tests.fakes.engines import (
     EOS_ID,
@@ -143,9 +144,9 @@ def test_unknown_sessions_and_epochs_and_prefixes() -> None:
     submit_verify(engine, 3, PROMPT, [])
     assert text_of(drain(engine)) == reference_greedy(PROMPT, 1)
     engine.submit(Close(session_id="s", epoch=EPOCH + 1), "r")
-    assert engine.stats().num_sessions == 1
+    assert engine.load().num_sessions == 1
     engine.submit(Close(session_id="s", epoch=EPOCH), "r")
-    assert engine.stats().num_sessions == 0
+    assert engine.load().num_sessions == 0
     close_all(engine)
 
 
@@ -195,29 +196,6 @@ def test_more_draft_tokens_than_a_pass_holds_are_refused_not_lost() -> None:
     close_all(engine)
 
 
-def test_preemption_loses_nothing() -> None:
-    engine = make_target(kv_cache_tokens=96)
-    prompts = [random_prompt(20 + i, 20 + 4 * i) for i in range(5)]
-    for i, prompt in enumerate(prompts):
-        submit_open(engine, f"s{i}", prompt_len=len(prompt))
-        submit_verify(engine, 1, prompt, [], run_on=29, session_id=f"s{i}")
-    texts: dict[str, list[int]] = {f"s{i}": [] for i in range(5)}
-    done: list[str] = []
-    while engine.has_work:
-        for _, reply in engine.step():
-            texts[reply.session_id] += [reply.token]
-            if reply.is_last:
-                done.append(reply.session_id)
-                engine.close(reply.session_id)
-        engine.runner.pool.check(engine.block_tables())
-    assert engine.stats().num_preemptions > 0
-    assert done[0] == "s0"
-    for i, prompt in enumerate(prompts):
-        expected = reference_greedy(prompt, 30)
-        assert texts[f"s{i}"] == expected
-    close_all(engine)
-
-
 def test_a_preempted_idle_session_is_computed_again() -> None:
     engine = make_target(kv_cache_tokens=96)
     old, young = random_prompt(1, 60), random_prompt(2, 50)
@@ -227,7 +205,7 @@ def test_a_preempted_idle_session_is_computed_again() -> None:
     token = text_of(drain(engine))[0]
     submit_verify(engine, 1, old, [], session_id="old")
     assert len(drain(engine)) == 1
-    assert engine.stats().num_preemptions == 1
+    assert engine.load().num_preemptions == 1
     submit_verify(engine, 2, [*young, token], [], base_len=len(young), session_id="young")
     assert drain(engine) == []
     assert not engine.has_work  # it waits for the older session's blocks
@@ -294,12 +272,12 @@ def test_a_prompt_counts_by_the_rows_of_its_chunk_for_who_is_expected_back() -> 
     submit_verify(engine, 1, [7] * 60, [], session_id="long")
     assert engine.wait_s(clock.now) >= 0.008
     engine.step()
-    assert 0 < engine.stats().num_kv_tokens - len(PROMPT) - 6 < 60
+    assert 0 < num_kv_tokens(engine) - len(PROMPT) - 6 < 60
     assert engine.wait_s(clock.now) == 0.0
     close_all(engine)
 
 
-def test_stats_and_idle_times() -> None:
+def test_load_and_idle_times() -> None:
     clock = FakeClock()
     engine = TargetEngine(make_runner(), NoMaskSource(), EPOCH, clock=clock)
     submit_open(engine)
@@ -307,13 +285,13 @@ def test_stats_and_idle_times() -> None:
     engine.step()
     clock.now += 3.0
     assert engine.idle_s() == {"s": 0.0}
-    assert engine.stats().num_running == 1
+    assert engine.load().num_running == 1
     drain(engine)
     clock.now += 5.0
     assert engine.idle_s() == {"s": 5.0}
-    stats = engine.stats()
-    assert (stats.num_sessions, stats.num_running, stats.num_waiting) == (1, 0, 0)
-    assert stats.num_kv_tokens == len(PROMPT) + 1
+    load = engine.load()
+    assert (load.num_sessions, load.num_running, load.num_waiting) == (1, 0, 0)
+    assert num_kv_tokens(engine) == len(PROMPT) + 1
     engine.close("s")
     engine.close("s")
     assert engine.idle_s() == {}

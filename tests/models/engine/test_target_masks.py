@@ -148,7 +148,7 @@ def test_a_held_session_may_lose_its_blocks() -> None:
     engine.step()
     submit_verify(engine, 1, old, [], session_id="old")
     engine.step()
-    assert engine.stats().num_preemptions == 1
+    assert engine.load().num_preemptions == 1
     engine.close("old")
     text = text_of(drain(engine))
     assert len(text) == 3

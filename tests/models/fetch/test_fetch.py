@@ -22,7 +22,7 @@ from models.fetch.sources import HubSource, WheelSource
 from models.text.tokenizer import Tokenizer
 from tests.cases.gguf_files import write_pair
 from tests.cases.tiny_llama import write_tiny_llama
-from tests.fakes.hub import hub
+from tests.fakes.hub import hub, hub_environment
 
 ROOT = Path(__file__).parents[3]
 NOTHING = "0" * 64
@@ -132,18 +132,11 @@ def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> tuple
         f"try: fetch(model, ({sources}))\n"
         "except ValueError as error: sys.exit(str(error))"
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP", "HF"))}
+    own = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={
-            **kept,
-            "PYTHONPATH": str(ROOT),
-            "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(cache / "hf"),
-            "XDG_CACHE_HOME": str(cache),
-            "PIP_NO_INDEX": "1",
-            "PIP_CONFIG_FILE": os.devnull,
-        },
+        env=hub_environment(endpoint, cache / "hf", **own, **no_index),
         capture_output=True,
         text=True,
         check=False,

@@ -192,30 +192,39 @@ def ids_as_logits(tensors: PassTensors, session_rows: int) -> Tensor:
     return tensors.token_ids[:, None].float()
 
 
-def test_where_memory_runs_out_the_largest_buckets_are_given_up():
-    captured: list[int] = []
-    passes = BucketedPasses(
-        MeteredGraphs(captured),
-        BucketPlan(16, (1,)),
-        ids_as_logits,
+def passes_with(
+    backend: EagerGraphs,
+    max_rows: int = 8,
+    compute: Callable[[PassTensors, int], Tensor] = ids_as_logits,
+    **terms: Any,
+) -> BucketedPasses:
+    """Capture passes of up to so many rows; `terms` are fields of `GraphTerms`."""
+    return BucketedPasses(
+        backend,
+        BucketPlan(max_rows, (1,)),
+        compute,
         blocks_of(9),
         table_width=2,
-        terms=GraphTerms(max_bytes=14),
+        terms=GraphTerms(**terms),
     )
+
+
+def run_a_row(passes: BucketedPasses, token_id: int) -> Tensor:
+    table = BlockPool(1, 4).new_table()
+    table.resize(1)
+    return passes.run([SequenceRows(table, 0, [token_id], 1)], Bucket(1, 1, 1))
+
+
+def test_where_memory_runs_out_the_largest_buckets_are_given_up():
+    captured: list[int] = []
+    passes = passes_with(MeteredGraphs(captured), 16, max_bytes=14)
     assert captured == [16, 8, 4, 2, 1]
     assert [bucket.num_rows for bucket in passes.plan.buckets] == [1, 2, 4, 8]
     assert passes.kept == GraphsKept(num_graphs=4, num_bytes=8)
 
 
 def test_where_there_is_no_memory_no_buffer_is_left():
-    passes = BucketedPasses(
-        MeteredGraphs([]),
-        BucketPlan(16, (1,)),
-        ids_as_logits,
-        blocks_of(9),
-        table_width=2,
-        terms=GraphTerms(max_bytes=0),
-    )
+    passes = passes_with(MeteredGraphs([]), 16, max_bytes=0)
     assert passes.kept == GraphsKept(num_graphs=0, num_bytes=0)
     assert passes.plan.choose([1]) is None
 
@@ -228,17 +237,12 @@ def test_logits_are_kept_as_passes_give_them_and_returned_in_float32():
             captured.append(compute().dtype)
             return compute
 
-    passes = BucketedPasses(
-        Typed(),
-        BucketPlan(2, (1,)),
-        lambda tensors, session_rows: ids_as_logits(tensors, session_rows).bfloat16(),
-        blocks_of(9),
-        table_width=1,
-    )
+    def halved(tensors: PassTensors, session_rows: int) -> Tensor:
+        return ids_as_logits(tensors, session_rows).bfloat16()
+
+    passes = passes_with(Typed(), 2, halved)
     assert set(captured) == {torch.bfloat16}
-    table = BlockPool(1, 4).new_table()
-    table.resize(1)
-    got = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1, 1))
+    got = run_a_row(passes, 5)
     assert (got.dtype, got.tolist()) == (torch.float32, [[5.0]])
 
 
@@ -252,19 +256,6 @@ class FailingGraphs(EagerGraphs):
         if len(compute()) > self._most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return super().capture(compute)
-
-
-def passes_with(
-    backend: EagerGraphs, agree: Callable[[bool], bool] = lambda is_so: is_so
-) -> BucketedPasses:
-    return BucketedPasses(
-        backend,
-        BucketPlan(8, (1,)),
-        ids_as_logits,
-        blocks_of(9),
-        table_width=2,
-        terms=GraphTerms(agree=agree),
-    )
 
 
 def test_a_capture_that_fails_means_eager_passes(caplog: pytest.LogCaptureFixture):
@@ -282,7 +273,7 @@ def test_ranks_keep_the_graphs_that_all_of_them_have():
         asked.append(is_so)
         return is_so and len(asked) != 1  # another rank could not capture the first
 
-    passes = passes_with(EagerGraphs(), agree)
+    passes = passes_with(EagerGraphs(), agree=agree)
     assert asked == [True] * 4
     assert [bucket.num_rows for bucket in passes.plan.buckets] == [1, 2, 4]
 
@@ -294,16 +285,8 @@ def test_all_graphs_write_their_logits_into_one_buffer():
 
 
 def test_the_output_is_overwritten_by_the_next_replay():
-    passes = BucketedPasses(
-        EagerGraphs(),
-        BucketPlan(2, (1,)),
-        ids_as_logits,
-        blocks_of(9),
-        table_width=1,
-    )
-    table = BlockPool(1, 4).new_table()
-    table.resize(1)
-    first = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1, 1))
+    passes = passes_with(EagerGraphs(), 2)
+    first = run_a_row(passes, 5)
     assert first.tolist() == [[5.0]]
-    passes.run([SequenceRows(table, 0, [6], 1)], Bucket(1, 1, 1))
+    run_a_row(passes, 6)
     assert first.tolist() == [[6.0]]

@@ -13,15 +13,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from loadtest.gpu_day.draws import CountedOperations
 from models.attention.backend import ModelForward, TransformersForward
 from models.attention.interface import ATTENTION_NAME
-from models.config import EngineConfig
 from models.engine.runner import ModelRunner
 from models.gpu.decoder import MergedDecoder
 from models.gpu.indices import PassTensors
 from models.gpu.kernel import VarlenKernel, VarlenPass
-from models.gpu.operations import TorchOperations
+from models.gpu.operations import TORCH, triton_operations
 from models.kv.pages import PageStorage
 from models.kv.storage import KVSizes
-from tests.cases.models.architectures import CONFIGS as ARCHITECTURES
 from tests.cases.models.llama_family import (
     CONFIGS,
     SIZES,
@@ -29,44 +27,28 @@ from tests.cases.models.llama_family import (
     transformers_logits,
     write,
 )
+from tests.fakes.engines import tiny_config
 
 META = torch.device("meta")
 NUM_ROWS, BLOCK_SIZE = 6, 64
 
 
 def paged_runner(folder: Path, **changes: Any) -> ModelRunner:
-    sizes = {"max_model_len": 256, "kv_cache_tokens": 1024, "block_size": 16, "num_threads": 1}
-    fields = {"dtype": "float32", "attention": "varlen", "graphs": "eager"} | sizes | changes
-    return ModelRunner(EngineConfig(model_path=str(folder), **fields))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    write(CONFIGS[name], tmp_path)
-    loaded = paged_runner(tmp_path)
-    assert isinstance(loaded.layers, MergedDecoder)
-    expected = transformers_logits(tmp_path)
-    torch.testing.assert_close(chunked_logits(loaded), expected, rtol=1e-4, atol=1e-3)
+    fields = {"attention": "varlen", "graphs": "eager", "block_size": 16}
+    return ModelRunner(tiny_config(folder, **(fields | changes)))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "wide", "mistral-window", "qwen3"])
 def test_with_kernels_and_torchs_own_products(name: str, tmp_path: Path) -> None:
     """As on a GPU."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from models.gpu.kernels.operations import TritonOperations
-
     write(CONFIGS[name], tmp_path)
     loaded = paged_runner(tmp_path, graphs="off")
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    decoder = MergedDecoder(model, 256, operations=TritonOperations())
+    decoder = MergedDecoder(model, 256, operations=triton_operations())
     loaded.backend._forward = decoder  # type: ignore[attr-defined]
     expected = transformers_logits(tmp_path)
     torch.testing.assert_close(chunked_logits(loaded), expected, rtol=1e-4, atol=1e-3)
-
-
-def test_other_families_keep_their_own_layers(tmp_path: Path) -> None:
-    write(ARCHITECTURES["olmo2"], tmp_path)
-    assert isinstance(paged_runner(tmp_path).layers, TransformersForward)
 
 
 def test_the_plain_layers_are_given_up(tmp_path: Path) -> None:
@@ -134,9 +116,7 @@ def operations_of_a_layer(
 def test_a_layer_asks_for_so_many_operations(
     kind: Callable[..., PreTrainedConfig], most: int
 ) -> None:
-    merged = operations_of_a_layer(
-        kind, lambda model: MergedDecoder(model, 256, operations=TorchOperations())
-    )
+    merged = operations_of_a_layer(kind, lambda model: MergedDecoder(model, 256, operations=TORCH))
     assert merged <= most
     assert operations_of_a_layer(kind, TransformersForward) > 2.2 * merged
 
@@ -147,12 +127,10 @@ def test_dynamo_takes_a_pass_as_one_graph(
     kind: Callable[..., PreTrainedConfig], has_kernels: bool
 ) -> None:
     """It fails where something goes by a value, or is Python alone."""
-    operations: Any = TorchOperations()
+    operations: Any = TORCH
     if has_kernels:
         pytest.importorskip("triton", reason="Triton is not installed")
-        from models.gpu.kernels.operations import TritonOperations
-
-        operations = TritonOperations()
+        operations = triton_operations()
     config = kind(**SIZES, head_dim=16)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
     decoder = MergedDecoder(model.to(torch.bfloat16), 256, operations=operations)

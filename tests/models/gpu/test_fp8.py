@@ -1,29 +1,24 @@
-"""Linear layers in float8: as near as their rounding allows, half the memory, refused by name."""
+"""Linear layers in float8: as near as their rounding allows, half the memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Olmo2Config
+from transformers import AutoModelForCausalLM
 
 from models.checkpoint.memory_estimate import memory_estimate
-from models.config import EngineConfig
-from models.gpu import products
 from models.gpu.decoder import MergedDecoder
 from models.gpu.fp8 import Fp8Linear, fp8_linear, round_rows
-from models.gpu.reference import reference_kernel
 from models.layers.linear import plain_linear
 from models.parallel.layers import num_local_bytes
 from tests.cases.models.llama_family import CONFIGS, SIZES, TEXT, chunked_logits, write
+from tests.fakes.engines import tiny_config
 from tests.models.gpu.test_decoder import paged_runner
 
 LARGEST = 448.0
-KERNEL = reference_kernel()
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
@@ -99,34 +94,5 @@ def test_a_rounded_model_is_near_and_half_as_large(folder: Path) -> None:
     assert float((logits - expected).std() / expected.std()) < 0.25
 
     kept = num_local_bytes(torch.nn.ModuleList([model, *decoder.products()]))
-    config = EngineConfig(
-        model_path=str(folder), device="cuda", quantization="fp8", max_model_len=256
-    )
+    config = tiny_config(folder, device="cuda", dtype="bfloat16", quantization="fp8")
     assert memory_estimate(config).weight_bytes == kept
-
-
-def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="quantization fp8 runs on cuda only, got device 'cpu'"):
-        EngineConfig(model_path="m", quantization="fp8")
-    with pytest.raises(ValueError, match="batch_invariant is not for quantization fp8"):
-        EngineConfig(model_path="m", device="cuda", quantization="fp8", batch_invariant=True)
-    config = EngineConfig(model_path="m", device="cuda", quantization="fp8")
-    own = products.own_products(config)
-    assert own is not None
-    assert (own.make_linear, own.make_head) == (fp8_linear, plain_linear)
-
-    def refuse(model_config: Any, kernel: Any = KERNEL) -> None:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model_config)
-        checkpoint: Any = SimpleNamespace(model=model, has_scales=False)
-        products.refuse_own_products(config, checkpoint, kernel)
-
-    monkeypatch.setattr(products, "_capability", lambda device: (9, 0))
-    refuse(CONFIGS["llama"])
-    with pytest.raises(ValueError, match="quantization fp8 needs a paged attention kernel"):
-        refuse(CONFIGS["llama"], None)
-    with pytest.raises(ValueError, match="these are of olmo2; leave it out"):
-        refuse(Olmo2Config(**SIZES))
-    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
-    with pytest.raises(ValueError, match=r"a GPU of compute capability 8\.9"):
-        refuse(CONFIGS["llama"])

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import varlen
 from transformers import PreTrainedConfig, Qwen2Config
 
 from deployments.config.serve_file import read_serve_file
 from models.checkpoint.memory_estimate import memory_estimate
 from models.config import EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
-from models.gpu.probe import NoKernel, VarlenFeatures, find_kernel
+from models.gpu.probe import find_kernel
 from models.gpu.reference import reference_varlen_attn
 from models.gpu.setup import attention_sizes
 from models.kv.budget import CONTEXT_BYTES, graph_bytes, num_kv_blocks, share_for_kv
+from tests.models.gpu.test_varlen_kernel import Switch, wrapped
 
 CPU = torch.device("cpu")
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -59,7 +59,7 @@ def sections(name: str) -> dict[str, EngineConfig]:
     return dict(read_serve_file(CONFIGS / f"{name}.yaml").config.models)
 
 
-def flash_attention_2(*args: Any, **kwargs: Any) -> Any:
+def flash_attention_2(args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args[1].shape[1] % 256:
         raise RuntimeError("Paged KV cache block size must be divisible by 256")
     if args[4] is None:
@@ -69,20 +69,10 @@ def flash_attention_2(*args: Any, **kwargs: Any) -> Any:
     return reference_varlen_attn(*args, **kwargs)
 
 
-def flash_attention_3(*args: Any, **kwargs: Any) -> Any:
+def flash_attention_3(args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args[4] is not None:
         raise RuntimeError("cu_seqlens_k must be None with a block table")
     return reference_varlen_attn(*args, **kwargs)
-
-
-def features(function: Any) -> VarlenFeatures:
-    import inspect
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    call.__signature__ = inspect.signature(reference_varlen_attn)  # type: ignore[attr-defined]
-    return VarlenFeatures(call, varlen.AuxRequest(lse=True), [], lambda _: None, lambda: None)
 
 
 @pytest.mark.parametrize("section", ["target", "draft"])
@@ -96,17 +86,10 @@ def test_a_paged_kernel_is_found(function: Any, expected: int, name: str, sectio
     config = sections(name)[section]
     head_dim = 64 if section == "draft" else 128
     tried = attention_sizes(config, num_heads=4, num_key_heads=2, head_dim=head_dim)
-    _, found = find_kernel(features(function), tried, CPU)
+    _, found = find_kernel(Switch(wrapped(function)).features, tried, CPU)
     assert found.block_size == expected
     assert config.attention == "varlen", "it would be served slowly without a word"
     assert BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS)).choose([9] * 32)
-
-
-def test_the_pages_that_configs_had_before_find_none() -> None:
-    config = sections("prod")["target"].model_copy(update={"block_size": 16})
-    tried = attention_sizes(config, num_heads=4, num_key_heads=2, head_dim=64)
-    with pytest.raises(NoKernel, match=r"pages of 16: .* divisible by 256"):
-        find_kernel(features(flash_attention_2), tried, CPU)
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -8,20 +8,15 @@ import random
 import pytest
 
 from models.grammar.compiler import GrammarCompiler
-from models.grammar.state import CompiledGrammar
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
 from tests.cases.constraint import FIVE_CHOICES
 from tests.cases.grammar import EOS_IDS, Vocabulary, allowed, random_text
+from tests.cases.rules import accepts
 
 
 def choice(choices: object) -> Grammar:
     return Grammar(kind="choice", text=json.dumps(choices))
-
-
-def accepts(compiled: CompiledGrammar, vocabulary: Vocabulary, text: str) -> bool:
-    state = compiled.start()
-    return all(state.advance(token) for token in vocabulary.encode(text)) and state.is_complete
 
 
 @pytest.mark.parametrize("name", FIVE_CHOICES)

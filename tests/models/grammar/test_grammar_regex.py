@@ -13,6 +13,7 @@ from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
 from tests.cases.grammar import EOS_IDS, Vocabulary, allowed
 from tests.cases.regex import Comparison, compare, random_pattern
+from tests.cases.rules import accepts
 
 
 def regex(pattern: str) -> Grammar:
@@ -72,9 +73,7 @@ def test_chosen_patterns(
 ) -> None:
     compiled = compiler.compile(regex(pattern))
     for text in matches + others:
-        state = compiled.start()
-        taken = all(state.advance(token) for token in vocabulary.encode(text))
-        assert (taken and state.is_complete) == (text in matches), text
+        assert accepts(compiled, vocabulary, text) == (text in matches), text
         assert (re.fullmatch(pattern, text) is not None) == (text in matches), text
 
 

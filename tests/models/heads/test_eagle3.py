@@ -118,18 +118,6 @@ def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
         read_eagle3(folder, other)
 
 
-def test_another_kind_of_eagle_is_refused(tmp_path: Path) -> None:
-    folder = write_eagle3(
-        tmp_path,
-        TARGET,
-        eagle3_weights(TARGET),
-        "original",
-        architectures=["LlamaForCausalLMEagle"],
-    )
-    with pytest.raises(ValueError, match="only medusa, mtp and eagle3 are served"):
-        target_heads(str(folder), None)
-
-
 @pytest.mark.parametrize("spelling", ["original", "speculators"])
 def test_both_spellings_are_one_kind_and_hold_the_same(spelling: Spelling, tmp_path: Path) -> None:
     weights = eagle3_weights(TARGET, ids=FEW_IDS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from models.heads.config import TargetHeads, target_heads
+from models.heads.config import TargetHeads, heads_kind, target_heads
 from models.protocol.messages import MAX_DRAFT_TOKENS
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -20,9 +21,37 @@ def test_kind_and_longest_draft() -> None:
     assert target_heads(str(DEMO / "heads"), None) == TargetHeads("medusa", 4)
 
 
-def test_what_is_not_served_is_refused(tmp_path: Path) -> None:
+def write_config(folder: Path, **fields: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"model_type": "medusa"}, "medusa"),
+        ({"medusa_num_heads": 3}, "medusa"),
+        ({"model_type": "mtp"}, "mtp"),
+    ],
+)
+def test_kinds_are_told_apart(fields: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    assert heads_kind(write_config(tmp_path, **fields)) == kind
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json"):
         target_heads(str(tmp_path), None)
-    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "dflash"}))
-    with pytest.raises(ValueError, match="is of model_type 'dflash'; only"):
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"speculators_model_type": "dflash"}, "dflash"),
+        ({"model_type": "eagle"}, "eagle"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle"]}, "llama"),
+    ],
+)
+def test_another_kind_is_refused(fields: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    write_config(tmp_path, **fields)
+    with pytest.raises(ValueError, match=f"is of model_type '{kind}'; only medusa, mtp and eagle3"):
         target_heads(str(tmp_path), None)

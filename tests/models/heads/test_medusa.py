@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.config import heads_kind
 from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from tests.cases.models.medusa import (
@@ -94,16 +93,6 @@ def test_what_is_no_folder_of_such_heads_is_refused_by_name(tmp_path: Path) -> N
     for message, folder in refused.items():
         with pytest.raises(ValueError, match=message):
             read_heads(folder, TARGET_HEAD)
-
-
-def test_kinds_are_told_apart(tmp_path: Path) -> None:
-    weights = residuals(WIDTH)
-    assert heads_kind(write_new(tmp_path / "new", weights)) == "medusa"
-    assert heads_kind(write_old(tmp_path / "old", weights)) == "medusa"
-    assert heads_kind(write_new(tmp_path / "mtp", weights, model_type="mtp")) == "mtp"
-    other = write_new(tmp_path / "other", weights, model_type="eagle")
-    with pytest.raises(ValueError, match="model_type 'eagle'; only medusa, mtp and eagle3"):
-        heads_kind(other)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:

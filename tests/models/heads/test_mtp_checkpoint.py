@@ -23,7 +23,15 @@ from models.heads.mtp_checkpoint import read_own_mtp
 from models.protocol.messages import Sampling
 from tests.cases.models.mtp import PREFIX, mtp_weights, repeating, write_mtp
 from tests.cases.models.own_mtp import as_deepseek, as_qwen, write_with
-from tests.fakes.engines import EPOCH, Client, Link, random_prompt, run_clients, tiny_checkpoint
+from tests.fakes.engines import (
+    EPOCH,
+    Client,
+    Link,
+    random_prompt,
+    run_clients,
+    tiny_checkpoint,
+    tiny_config,
+)
 
 TARGET = tiny_checkpoint(noise=0.0)
 SPELLINGS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
@@ -38,16 +46,8 @@ def write_target(folder: Path, further: dict[str, Tensor], **config: object) -> 
 
 
 def config_of(target: Path, heads: str | None, attention: str = "auto") -> EngineConfig:
-    return EngineConfig(
-        model_path=str(target),
-        dtype="float32",
-        attention=attention,  # type: ignore[arg-type]
-        heads=heads,
-        max_model_len=256,
-        kv_cache_tokens=2048,
-        block_size=16,
-        max_num_batched_tokens=64,
-    )
+    terms = {"heads": heads, "attention": attention}
+    return tiny_config(target, **terms, block_size=16, max_num_batched_tokens=64)
 
 
 def rounds(config: EngineConfig, *, own_drafts: bool = True) -> tuple[list[list[int]], list[Any]]:

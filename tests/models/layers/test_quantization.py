@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
 
 import pytest
 import torch
@@ -10,14 +9,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from models.checkpoint.loader import load_checkpoint, refuse_unsupported
-from models.config import GROUPED, EngineConfig
-from models.cpu.backend import FusedForward
+from models.config import GROUPED
+from models.cpu.fused_decoder import FusedDecoder
 from models.cpu.product import KernelLinear
 from models.cpu.quantizer import Quantizer
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
 from models.layers.groups import TABLE_BITS, group_weight
 from models.layers.linear import RowwiseActivation, make_rowwise
 from models.layers.quantization import quantize_weight
+from tests.fakes.engines import text_logits, tiny_config
 
 DTYPES = [torch.float32, torch.bfloat16]
 each_quantization = pytest.mark.parametrize("quantization", ["q8", "q4"])
@@ -77,30 +77,19 @@ def test_a_generic_model_is_rounded_in_place_and_keeps_its_embedding():
     assert not torch.equal(out, expected)
 
 
-def _config(path: str, **overrides: Any) -> EngineConfig:
-    return EngineConfig(
-        model_path=path,
-        **{"max_model_len": 256, "num_threads": 1, "dtype": "float32", **overrides},
-    )
-
-
-def _logits(config: EngineConfig) -> torch.Tensor:
-    runner = ModelRunner(config)
+def _logits(runner: ModelRunner) -> torch.Tensor:
     assert runner.batch_invariant
-    table = runner.pool.new_table()
-    table.resize(len(TEXT))
-    return runner.forward([SequenceRows(table, 0, TEXT, len(TEXT))])
+    return text_logits(runner, TEXT)
 
 
 @each_quantization
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_rounded_as_the_config_says(tiny_target, dtype, quantization):
-    plain = ModelRunner(_config(tiny_target, dtype=dtype))
-    rounded = ModelRunner(_config(tiny_target, dtype=dtype, quantization=quantization))
-    assert isinstance(rounded.layers, FusedForward)
+    plain = ModelRunner(tiny_config(tiny_target, dtype=dtype))
+    rounded = ModelRunner(tiny_config(tiny_target, dtype=dtype, quantization=quantization))
+    assert isinstance(rounded.layers, FusedDecoder)
     assert rounded.weight_bytes < plain.weight_bytes
-    expected = _logits(_config(tiny_target, dtype=dtype))
-    logits = _logits(_config(tiny_target, dtype=dtype, quantization=quantization))
+    expected, logits = _logits(plain), _logits(rounded)
     most = {"q8": 0.1, "q4": 0.6}[quantization]
     assert 0 < (logits - expected).norm() / expected.norm() < most
 
@@ -120,8 +109,8 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
 ):
     """Inputs are rounded to 8 bits too, so they are not the same to the last digits."""
     path = make_tiny_llama(seed=4, **overrides)
-    config = _config(path, quantization=quantization)
-    assert isinstance(ModelRunner(config).layers, FusedForward) == is_fused
+    runner = ModelRunner(tiny_config(path, quantization=quantization))
+    assert isinstance(runner.layers, FusedDecoder) == is_fused
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     table = model.get_input_embeddings()
     is_tied = table.weight is model.lm_head.weight
@@ -133,7 +122,7 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
     if is_fused and is_tied:
         table.weight = model.lm_head.weight
     expected = model(torch.tensor([TEXT])).logits[0]
-    assert (_logits(config) - expected).norm() / expected.norm() < 0.1
+    assert (_logits(runner) - expected).norm() / expected.norm() < 0.1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +136,7 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
 )
 def test_what_cannot_be_rounded_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
-        _config("unused", **overrides)
+        tiny_config("unused", **overrides)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +144,7 @@ def test_what_cannot_be_rounded_is_refused(overrides, message):
     [({"dtype": "float16"}, "dtype is float16"), ({"attention": "reference"}, "is reference")],
 )
 def test_what_has_no_compiled_kernels_is_refused(tiny_target, overrides, reason):
-    config = _config(tiny_target, quantization="q4", **overrides)
+    config = tiny_config(tiny_target, quantization="q4", **overrides)
     with pytest.raises(ValueError, match=f"quantization q4 needs the compiled kernels: .*{reason}"):
         ModelRunner(config)
 
@@ -166,8 +155,8 @@ def test_a_checkpoint_that_is_quantised_already_is_refused_by_name(tiny_target, 
     content["quantization_config"] = {"quant_method": "bitsandbytes", "bits": 4}
     (path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"quantised already .* quant_method 'bitsandbytes'"):
-        load_checkpoint(_config(str(path)))
+        load_checkpoint(tiny_config(path))
 
 
 def test_a_checkpoint_that_is_not_quantised_is_not_refused():
-    refuse_unsupported(LlamaConfig(), _config("unused"))
+    refuse_unsupported(LlamaConfig(), tiny_config("unused"))

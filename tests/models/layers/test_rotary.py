@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig
 
-from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from tests.cases.models.architectures import write
+from tests.fakes.engines import tiny_config
 
 SIZES = {
     "vocab_size": 128,
@@ -60,15 +60,7 @@ LONGROPE = Phi3Config(
 
 
 def _runner(folder: Path, max_model_len: int) -> ModelRunner:
-    return ModelRunner(
-        EngineConfig(
-            model_path=str(folder),
-            dtype="float32",
-            max_model_len=max_model_len,
-            kv_cache_tokens=1024,
-            num_threads=1,
-        )
-    )
+    return ModelRunner(tiny_config(folder, max_model_len=max_model_len))
 
 
 def _logits(loaded: ModelRunner, *texts: list[int]) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from models.parallel.ranks import TensorParallel
 from models.protocol.messages import Chosen, Close, Sampling
 from tests.cases.choices.lists import choosing
 from tests.cases.messages import EPOCH, opening
-from tests.fakes.engines import Client, Link
+from tests.fakes.engines import Client, Link, run_clients
 from tests.harness.rank_processes import SharedEngine, shared_engine, start_ranks
 from tests.harness.runs import engines
 
@@ -34,7 +34,6 @@ SHAPE = {
     "head_dim": engines.head_dim(),
 }
 NOTICE_S = 30.0
-MAX_TICKS = 500
 
 
 @pytest.fixture(scope="module")
@@ -150,21 +149,10 @@ def _greedy(
         )
         for length in (3, 20, 41)
     ]
-    for _ in range(MAX_TICKS):
-        from_draft = draft_link.tick() if draft_link else []
-        from_target = target_link.tick()
-        for client in clients:
-            client.on_replies(from_draft, from_target)
-        if all(client.is_done for client in clients):
-            break
-    else:
-        raise AssertionError(f"not done after {MAX_TICKS} ticks")
-    for client in clients:
-        client.close()
-    target.check_blocks()
+    texts = run_clients(clients)
     if num_draft_tokens:
         assert any(client.proposals for client in clients), "nothing was drafted"
-    return [client.text for client in clients]
+    return texts
 
 
 @pytest.mark.every_engine

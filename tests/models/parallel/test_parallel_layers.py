@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     MixtralConfig,
     Olmo2Config,
     Phi3Config,
@@ -20,9 +19,11 @@ from transformers import (
     Starcoder2Config,
 )
 
-from models.config import DtypeName, EngineConfig
-from models.engine.runner import ModelRunner, SequenceRows
+from models.config import DtypeName
+from models.engine.runner import ModelRunner
 from models.parallel.layers import ParallelEmbedding, RowParallelLinear
+from tests.cases.models.architectures import write
+from tests.fakes.engines import text_logits, tiny_config
 from tests.harness.rank_processes import shared_engine
 
 TEXT = list(range(3, 40))
@@ -41,25 +42,8 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _write(path: Path, config: PreTrainedConfig) -> str:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):  # fresh biases are zero and would hide one added twice
-                parameter.normal_()
-    model.save_pretrained(path)
-    return str(path)
-
-
 def _whole_logits(path: str, dtype: DtypeName) -> torch.Tensor:
-    config = EngineConfig(
-        model_path=path, dtype=dtype, max_model_len=256, kv_cache_tokens=512, num_threads=1
-    )
-    runner = ModelRunner(config)
-    table = runner.pool.new_table()
-    table.resize(len(TEXT))
-    return runner.forward([SequenceRows(table, 0, TEXT, len(TEXT))])
+    return text_logits(ModelRunner(tiny_config(path, dtype=dtype)), TEXT)
 
 
 @pytest.mark.slow
@@ -76,7 +60,8 @@ def _whole_logits(path: str, dtype: DtypeName) -> torch.Tensor:
     ids=["column_bias", "head_norms", "row_bias", "fused_gathered", "undivided_heads", "experts"],
 )
 def test_two_ranks_compute_the_whole_model(config: PreTrainedConfig, tmp_path: Path) -> None:
-    path = _write(tmp_path, config)
+    write(config, tmp_path)
+    path = str(tmp_path)
     expected = _whole_logits(path, "float32")
     with shared_engine("target", 2, path) as engine:
         logits = engine.forward(("a", 0, TEXT, len(TEXT)))

@@ -34,6 +34,7 @@ from tests.fakes.engines import (
     Link,
     ScriptedMasks,
     random_prompt,
+    run_clients,
 )
 from tests.harness.rank_processes import SharedEngine, shared_engine
 
@@ -49,7 +50,6 @@ LIMITS: dict[str, Any] = {
     "kv_cache_tokens": 512,
     "max_prefill_slowdown": 1e9,  # passes then do not depend on times
 }
-MAX_TICKS = 3000
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
     "sampled": Sampling(temperature=0.05, seed=5),
@@ -154,25 +154,11 @@ def run(
         )
         for number, prompt in enumerate(prompts)
     ]
-    running = list(clients)
-    for _ in range(MAX_TICKS):
-        replies = link.tick()
-        for client in running:
-            client.on_replies([], replies)
-        for client in [each for each in running if each.is_done]:
-            client.close()  # others may wait for its blocks
-            running.remove(client)
-        if not running:
-            break
-    else:
-        raise AssertionError(f"not done after {MAX_TICKS} ticks")
+    texts = run_clients(clients)
     assert not any(client.failures for client in clients)
-    link.tick()
-    if isinstance(engine, SharedEngine):
-        engine.check_blocks()
     verdicts = [verdict for client in clients for verdict in client.verdicts]
     rounds = [(verdict.num_own_drafted, verdict.own) for verdict in verdicts]
-    return [client.text for client in clients], rounds
+    return texts, rounds
 
 
 def compare(

@@ -7,6 +7,7 @@ import torch
 
 from models.protocol.messages import Sampling
 from models.sampling.logits import is_allowed, process_logits
+from models.sampling.penalties import TokenHistory
 
 
 def reference(logits: torch.Tensor, sampling: Sampling, allowed: set[int] | None) -> torch.Tensor:
@@ -75,14 +76,39 @@ def test_scores_equal_the_reference(name: str, is_masked: bool, vocab_size: int)
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
+    """With every term of a score: masks, penalties, forbidden ids and biases."""
     generator = torch.Generator().manual_seed(1)
-    samplings = [*CASES.values(), Sampling(temperature=200.0, top_p=0.99), Sampling(top_k=700)]
-    logits = 4 * torch.randn(len(samplings), 997, generator=generator)
-    masks = [mask_of(set(range(i, 997, 3)), 32) if i % 2 else None for i in range(len(samplings))]
-    together = process_logits(logits, samplings, masks)
-    for row in range(len(samplings)):
-        alone = process_logits(logits[row : row + 1], samplings[row : row + 1], [masks[row]])
-        assert torch.equal(alone[0], together[row]), row
+    samplings = [
+        *CASES.values(),
+        Sampling(temperature=200.0, top_p=0.99),
+        Sampling(top_k=700),
+        Sampling(
+            presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=2.0, temperature=0.5
+        ),
+        Sampling(frequency_penalty=0.3, top_p=0.8),
+        Sampling(presence_penalty=-1.0, min_p=0.1),
+        Sampling(repetition_penalty=1.3, top_k=3),
+        Sampling(temperature=0, repetition_penalty=1.7),
+        Sampling(logit_bias=((5, 1.25), (7, -0.3)), top_p=0.9),
+        Sampling(temperature=0, logit_bias=((1, 4.0),)),
+        Sampling(),
+    ]
+    num_rows, vocab_size = len(samplings), 997
+    logits = 4 * torch.randn(num_rows, vocab_size, generator=generator)
+    masks = [mask_of(set(range(i, vocab_size, 3)), 32) if i % 2 else None for i in range(num_rows)]
+    generated = [3, 3, 4, 9] * num_rows
+    history = TokenHistory(vocab_size, 2, [1, 2, *generated])
+    num_uncounted = 5
+    counts = [
+        *([None] * num_uncounted),
+        *history.rows(2, generated, num_rows - num_uncounted),
+    ]
+    forbidden = [[i, 250] if i % 3 else [] for i in range(num_rows)]
+    together = process_logits(logits, samplings, masks, counts, forbidden)
+    for i in range(num_rows):
+        part = slice(i, i + 1)
+        own = (logits[part], samplings[part], masks[part], counts[part], forbidden[part])
+        assert torch.equal(process_logits(*own)[0], together[i]), i
 
 
 def test_the_input_is_not_changed() -> None:

@@ -35,13 +35,12 @@ def assert_counts(row: RowCounts, ids: Sequence[int]) -> None:
     assert row.prompt.tolist() == expected.prompt.tolist()
 
 
-def open_session(*, has_history: bool = True) -> Session:
+def open_session() -> Session:
     table = SessionTable(1, BlockPool(8, 16).new_table)
     opened = Open(session_id="s", epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=PROMPT_LEN)
     session = table.open(opened, 0.0)
     assert session is not None
-    if has_history:
-        session.history = TokenHistory(VOCAB_SIZE, PROMPT_LEN)
+    session.history = TokenHistory(VOCAB_SIZE, PROMPT_LEN)
     return session
 
 
@@ -71,13 +70,6 @@ def test_fewer_rows_than_tokens_behind_them() -> None:
     history = TokenHistory(VOCAB_SIZE, PROMPT_LEN, ids)
     for i, row in enumerate(history.rows(5, ids[5:], 2)):
         assert_counts(row, ids[: 5 + i])
-
-
-def test_a_session_without_penalties_counts_nothing() -> None:
-    session = open_session(has_history=False)
-    session.rewrite(0, [1, 2, 3])
-    session.append(4)
-    assert session.history is None
 
 
 @pytest.mark.parametrize(
@@ -127,27 +119,6 @@ def test_a_masked_token_stays_forbidden() -> None:
     mask = (0b0110).to_bytes(4, "little")
     scores = process_logits(logits, [sampling], [mask], history.rows(3, [], 1))[0]
     assert scores.isfinite().nonzero()[:, 0].tolist() == [1, 2]
-
-
-def test_a_row_does_not_depend_on_its_batch() -> None:
-    generator = torch.Generator().manual_seed(2)
-    samplings = [
-        PENALTIES,
-        Sampling(frequency_penalty=0.3, top_p=0.8),
-        Sampling(presence_penalty=-1.0, min_p=0.1),
-        Sampling(repetition_penalty=1.3, top_k=3),
-        Sampling(temperature=0, repetition_penalty=1.7),
-        Sampling(),
-    ]
-    logits = 3 * torch.randn(len(samplings), VOCAB_SIZE, generator=generator)
-    history = TokenHistory(VOCAB_SIZE, 2, [1, 2, 3, 3, 4, 9])
-    rows: list[RowCounts | None] = list(history.rows(1, [2, 3, 3, 4, 9], 5))
-    rows.append(None)
-    masks = [None] * len(samplings)
-    together = process_logits(logits, samplings, masks, rows)
-    for i in range(len(samplings)):
-        alone = process_logits(logits[i : i + 1], samplings[i : i + 1], [None], rows[i : i + 1])
-        assert torch.equal(alone[0], together[i]), i
 
 
 def test_counts_that_are_sent_by_place_are_the_same():

@@ -8,7 +8,7 @@ from scipy import stats
 from models.protocol.messages import Sampling
 from models.sampling import verification
 from models.sampling.draft_probs import DraftRow, certain_row
-from models.sampling.verification import VerifiedDraft, draw_tokens, verify_by_rejection
+from models.sampling.verification import VerifiedDraft, draw_ids, verify_by_rejection
 
 EOS = 7
 VOCAB_SIZE = 8
@@ -99,7 +99,7 @@ def test_the_whole_draft_is_followed_by_the_draw_of_a_plain_row() -> None:
     scores = torch.cat([scores_of(SURE), torch.linspace(0, 1, VOCAB_SIZE)[None]])
     for seed in range(50):
         text = judge_one(scores, judged([1], [certain_row(1)], 2, seed))
-        assert text == [1, *draw_tokens(scores[1:], [Sampling(seed=seed)], [11])]
+        assert text == [1, *draw_ids(scores[1:], [Sampling(seed=seed)], [11]).tolist()]
 
 
 def test_where_nothing_is_left_the_target_draws(monkeypatch: pytest.MonkeyPatch) -> None:

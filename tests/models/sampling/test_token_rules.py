@@ -5,7 +5,7 @@ import torch
 
 from models.protocol.messages import Sampling
 from models.sampling.logits import process_logits
-from models.sampling.token_rules import forbid, forbidden_ids, has_rules
+from models.sampling.token_rules import forbid, forbidden_ids
 from tests.fakes.engines import (
     CONSTRAINT,
     EOS_ID,
@@ -44,12 +44,6 @@ def test_no_eos_before_min_tokens():
     assert forbidden_ids(sampling, (), []) == []
 
 
-def test_has_rules():
-    assert has_rules(WORDS)
-    assert has_rules(Sampling(min_tokens=1))
-    assert not has_rules(Sampling(logit_bias=((1, 2.0),)))
-
-
 def test_forbidden_ids_are_forbidden_in_their_row_alone():
     scores = torch.arange(12.0).view(3, 4)
     found = forbid(scores, [[3, 0, 0], [], [1, -1, 4, 99]])
@@ -78,23 +72,6 @@ def test_a_bias_does_not_bring_back_what_is_forbidden():
     sampling = Sampling(temperature=0, logit_bias=((1, 100.0), (99, 1.0), (-2, 1.0)))
     scores = process_logits(torch.ones(1, 4), [sampling], [None], forbidden=[[1]])
     assert scores[0].tolist() == [1.0, -torch.inf, 1.0, 1.0]
-
-
-def test_a_row_does_not_depend_on_its_batch():
-    logits = 3 * torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
-    samplings = [
-        Sampling(logit_bias=((5, 1.25), (7, -0.3)), top_p=0.9),
-        Sampling(min_p=0.1),
-        Sampling(temperature=0, logit_bias=((1, 4.0),)),
-        Sampling(temperature=0.7, top_k=5),
-        Sampling(),
-    ]
-    forbidden = [[1, 2], [], [3], [4, 250], []]
-    together = process_logits(logits, samplings, [None] * 5, forbidden=forbidden)
-    for row in range(5):
-        part = slice(row, row + 1)
-        alone = process_logits(logits[part], samplings[part], [None], forbidden=forbidden[part])
-        assert torch.equal(alone[0], together[row])
 
 
 @pytest.mark.parametrize("k", [0, 2])

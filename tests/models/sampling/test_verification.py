@@ -7,7 +7,8 @@ from scipy import stats
 
 from models.protocol.messages import Sampling
 from models.sampling.logits import process_logits
-from models.sampling.verification import Acceptance, accept_matching, draw_tokens
+from models.sampling.verification import Acceptance, accept_matching, draw_ids
+from tests.cases.distribution import coupled_acceptance
 
 EOS = 99
 
@@ -32,15 +33,15 @@ def test_accept_matching(draft: list[int], drawn: list[int], expected: Acceptanc
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     scores = torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
-    assert draw_tokens(scores, [Sampling(temperature=0)] * 2, [0, 1]) == [1, 0]
+    assert draw_ids(scores, [Sampling(temperature=0)] * 2, [0, 1]).tolist() == [1, 0]
 
 
 def test_greedy_rows_get_no_noise_in_a_mixed_batch() -> None:
     generator = torch.Generator().manual_seed(3)
     scores = torch.randn(6, 500, generator=generator)
     samplings = [Sampling(temperature=float(row % 2), seed=row) for row in range(6)]
-    together = draw_tokens(scores, samplings, list(range(6)))
-    alone = [draw_tokens(scores[r : r + 1], [samplings[r]], [r])[0] for r in range(6)]
+    together = draw_ids(scores, samplings, list(range(6))).tolist()
+    alone = [int(draw_ids(scores[r : r + 1], [samplings[r]], [r])) for r in range(6)]
     assert together == alone
     assert together[::2] == scores.argmax(dim=1)[::2].tolist()
 
@@ -57,8 +58,8 @@ def test_the_first_committed_token_follows_the_target_whatever_the_draft() -> No
         for name, logits in {"target": target_logits, "draft": draft_logits}.items()
     }
     positions = [5] * num_trials
-    drafted = draw_tokens(rows["draft"], samplings, positions)
-    drawn = draw_tokens(rows["target"], samplings, positions)
+    drafted = draw_ids(rows["draft"], samplings, positions).tolist()
+    drawn = draw_ids(rows["target"], samplings, positions).tolist()
     committed = []
     num_accepted = 0
     for x, t in zip(drafted, drawn, strict=True):
@@ -74,11 +75,4 @@ def test_the_first_committed_token_follows_the_target_whatever_the_draft() -> No
     assert num_accepted / num_trials == pytest.approx(
         coupled_acceptance(probs, torch.softmax(rows["draft"][0].double(), dim=0).numpy()),
         abs=4 * 0.5 / num_trials**0.5,
-    )
-
-
-def coupled_acceptance(p: np.ndarray, q: np.ndarray) -> float:
-    both = (p > 0) & (q > 0)
-    return sum(
-        1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(len(p))) for x in np.flatnonzero(both)
     )

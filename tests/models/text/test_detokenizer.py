@@ -6,31 +6,24 @@ import random
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from models.text.tokenizer import Tokenizer
+from tests.cases.tokenizers import byte_level
 
 SPECIALS = ["<|end|>", "<s>"]
 
 
-def byte_level() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(["The old bear walked home. Zoë 你好, мир 🐻"] * 9, trainer)
+def trained() -> tokenizers.Tokenizer:
+    lines = ["The old bear walked home. Zoë 你好, мир 🐻"] * 9
+    backend = byte_level(lines, SPECIALS, vocab_size=320)
     backend.add_tokens(["<think>", "two words ö"])
     return backend
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer(byte_level(), {})
+    return Tokenizer(trained(), {})
 
 
 def sentencepiece_like() -> tokenizers.Tokenizer:
@@ -59,7 +52,7 @@ def sentencepiece_like() -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_token_sequences_equal_the_full_decode(seed):
-    backend = byte_level()
+    backend = trained()
     tokenizer = Tokenizer(backend, {})
     rng = random.Random(seed)
     ids = [rng.randrange(tokenizer.vocab_size + 5) for _ in range(300)]
@@ -75,7 +68,7 @@ def test_random_token_sequences_equal_the_full_decode(seed):
 
 def test_no_incomplete_character_is_ever_emitted(tokenizer):
     text = "Zoë 你好 🐻 мир"
-    backend = byte_level()
+    backend = trained()
     ids = [backend.token_to_id(char) for char in _byte_chars(text)]
     detokenizer = tokenizer.detokenizer()
     grown = ""
@@ -87,7 +80,7 @@ def test_no_incomplete_character_is_ever_emitted(tokenizer):
 
 
 def test_flush_replaces_what_never_became_a_character(tokenizer):
-    backend = byte_level()
+    backend = trained()
     detokenizer = tokenizer.detokenizer()
     assert detokenizer.push([backend.token_to_id(_byte_chars("🐻")[0])]) == ""
     assert detokenizer.flush() == "�"
@@ -122,7 +115,7 @@ def test_text_behind_a_prompt_keeps_its_leading_space():
 
 
 def test_an_unknown_decoder_is_refused_by_name():
-    backend = byte_level()
+    backend = trained()
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ValueError, match="WordPiece is not supported"):
         Tokenizer(backend, {})

@@ -10,29 +10,18 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from models.text.tokenizer import Tokenizer
+from tests.cases.tokenizers import byte_level
 
 CORPUS = [
     "The old bear walked home. He was happy;      it rained 1234 times! \u00c5ngstr\u00f6m"
 ] * 20
 
 
-def byte_level(**parts: Any) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=400,
-            initial_alphabet=alphabet,
-            special_tokens=["<|end|>"],
-            show_progress=False,
-        ),
-    )
+def trained(**parts: Any) -> tokenizers.Tokenizer:
+    backend = byte_level(CORPUS, ["<|end|>"])
     for name, part in parts.items():
         setattr(backend, name, part)
     return backend
@@ -64,9 +53,9 @@ SPLIT = pre_tokenizers.Sequence(
     ]
 )
 BOUNDED = {
-    "byte-level": Tokenizer(byte_level(), {}),
-    "split": Tokenizer(byte_level(pre_tokenizer=SPLIT), {}),
-    "nfc": Tokenizer(byte_level(normalizer=normalizers.NFC()), {}),
+    "byte-level": Tokenizer(trained(), {}),
+    "split": Tokenizer(trained(pre_tokenizer=SPLIT), {}),
+    "nfc": Tokenizer(trained(normalizer=normalizers.NFC()), {}),
     "sentence-piece": Tokenizer(sentence_piece(LLAMA), {}),
 }
 
@@ -94,7 +83,7 @@ def test_the_bound_says_something(name):
 
 
 def with_added(token: AddedToken) -> tokenizers.Tokenizer:
-    backend = byte_level()
+    backend = trained()
     backend.add_special_tokens([token])
     return backend
 
@@ -110,11 +99,11 @@ def without_bytes() -> tokenizers.Tokenizer:
     [
         with_added(AddedToken("<|x|>", rstrip=True, special=True)),
         with_added(AddedToken("<|x|>", lstrip=True, special=True)),
-        byte_level(normalizer=normalizers.NFKC()),
-        byte_level(normalizer=normalizers.Strip()),
-        byte_level(normalizer=normalizers.Replace(" ", "")),
-        byte_level(pre_tokenizer=pre_tokenizers.Split(" ", "removed")),
-        byte_level(pre_tokenizer=pre_tokenizers.Whitespace()),
+        trained(normalizer=normalizers.NFKC()),
+        trained(normalizer=normalizers.Strip()),
+        trained(normalizer=normalizers.Replace(" ", "")),
+        trained(pre_tokenizer=pre_tokenizers.Split(" ", "removed")),
+        trained(pre_tokenizer=pre_tokenizers.Whitespace()),
         without_bytes(),
     ],
     ids=["rstrip", "lstrip", "nfkc", "strip", "replace", "removed", "whitespace", "no-bytes"],

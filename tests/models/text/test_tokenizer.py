@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from models.protocol.errors import InvalidRequest
 from models.text.tokenizer import Tokenizer
+from tests.cases.tokenizers import byte_level
 
 END = "<|end|>"
 SPECIALS = [END, "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<s>"]
@@ -31,17 +31,8 @@ CORPUS = [
 ] * 20
 
 
-def byte_level() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
+def trained() -> tokenizers.Tokenizer:
+    backend = byte_level(CORPUS, SPECIALS)
     backend.add_tokens(["<think>"])
     return backend
 
@@ -50,7 +41,7 @@ def byte_level() -> tokenizers.Tokenizer:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), eos_token=END, bos_token="<s>", chat_template=TEMPLATE
+        tokenizer_object=trained(), eos_token=END, bos_token="<s>", chat_template=TEMPLATE
     ).save_pretrained(path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 0]}))
     return path
@@ -102,7 +93,7 @@ def test_special_tokens_typed_by_a_user_stay_text(tokenizer, reference):
 
 
 def test_overlapping_special_tokens_stay_text_too():
-    backend = byte_level()
+    backend = trained()
     backend.add_special_tokens(["<a>", "<|x<a>"])
     tokenizer = Tokenizer(backend, {"chat_template": "{{ messages[0]['content'] }}"})
     ids = tokenizer.encode_chat([{"role": "user", "content": "<|x<a><a>"}])
@@ -120,7 +111,7 @@ def test_raw_prompt_parses_special_tokens(tokenizer, reference):
 
 @pytest.mark.parametrize(("add_bos", "begins"), [(True, True), (False, False)])
 def test_begin_token_follows_the_setting(add_bos, begins):
-    backend = byte_level()
+    backend = trained()
     tokenizer = Tokenizer(backend, {"bos_token": "<s>", "add_bos_token": add_bos})
     assert (tokenizer.encode("a")[0] == backend.token_to_id("<s>")) is begins
 
@@ -140,7 +131,7 @@ def test_the_templates_own_refusal_reaches_the_client(tokenizer):
 
 
 def test_without_a_template_chat_is_refused():
-    tokenizer = Tokenizer(byte_level(), {})
+    tokenizer = Tokenizer(trained(), {})
     assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])
@@ -148,7 +139,7 @@ def test_without_a_template_chat_is_refused():
 
 def test_template_cannot_reach_python():
     source = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    tokenizer = Tokenizer(byte_level(), {"chat_template": source})
+    tokenizer = Tokenizer(trained(), {"chat_template": source})
     with pytest.raises(InvalidRequest):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])
 
@@ -157,9 +148,7 @@ def test_generation_blocks_and_named_templates_render():
     source = (
         "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
     )
-    tokenizer = Tokenizer(
-        byte_level(), {"chat_template": [{"name": "default", "template": source}]}
-    )
+    tokenizer = Tokenizer(trained(), {"chat_template": [{"name": "default", "template": source}]})
     ids = tokenizer.encode_chat([{"role": "user", "content": "The bear"}])
     assert tokenizer.decode(ids) == "The bear"
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from models.config import EngineConfig
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Failed, Sampling, Verdict
@@ -23,6 +22,7 @@ from models.text.vocabulary import (
 )
 from tests.cases.messages import EPOCH, opening, verifying
 from tests.cases.models.architectures import serve, write
+from tests.fakes.engines import text_logits, tiny_config
 from tests.harness.distribution_engines import answers
 
 NUM_TOKENS = 256  # ids that prompts of `tests.cases.models.architectures` are made of
@@ -98,13 +98,7 @@ def test_padding_of_either_side_changes_no_text(
 def test_ids_between_others_are_not_drawn_either(tmp_path: Path) -> None:
     write(LlamaConfig(vocab_size=64, **SIZES), tmp_path)
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(50, missing=(7, 31)))
-    config = EngineConfig(
-        model_path=str(tmp_path), dtype="float32", max_model_len=64, kv_cache_tokens=256
-    )
-    loaded = ModelRunner(config)
-    table = loaded.pool.new_table()
-    table.resize(5)
-    logits = loaded.forward([SequenceRows(table, 0, [1, 2, 3, 60, 7], 5)])
+    logits = text_logits(ModelRunner(tiny_config(tmp_path)), [1, 2, 3, 60, 7])
     assert logits.shape == (5, 50)
     assert torch.isneginf(logits[:, [7, 31]]).all()
     assert torch.isfinite(logits[:, :7]).all()
@@ -118,10 +112,8 @@ def test_ids_between_others_are_not_drawn_either(tmp_path: Path) -> None:
 def test_padding_ids_may_be_read_but_not_drafted(
     folders: dict[tuple[int, float], Path],
 ) -> None:
-    config = EngineConfig(
-        model_path=str(folders[280, 0.0]), dtype="float32", max_model_len=64, kv_cache_tokens=256
-    )
-    engine = TargetEngine(ModelRunner(config), NoMaskSource(), EPOCH)
+    loaded = ModelRunner(tiny_config(folders[280, 0.0]))
+    engine = TargetEngine(loaded, NoMaskSource(), EPOCH)
     engine.submit(opening("a", Sampling(temperature=0.0), 2), 0)
     engine.submit(verifying("a", 1, [5, 270], []), 0)
     assert isinstance(answers(engine)[0], Verdict)
@@ -135,14 +127,7 @@ def test_padding_ids_may_be_read_but_not_drafted(
 
 
 def test_a_limit_of_the_config_is_kept(folders: dict[tuple[int, float], Path]) -> None:
-    config = EngineConfig(
-        model_path=str(folders[280, 0.0]),
-        dtype="float32",
-        max_model_len=64,
-        kv_cache_tokens=256,
-        vocab_size=200,
-    )
-    loaded = ModelRunner(config)
+    loaded = ModelRunner(tiny_config(folders[280, 0.0], vocab_size=200))
     assert (loaded.vocab_size, loaded.num_input_ids) == (200, 280)
 
 

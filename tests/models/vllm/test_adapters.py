@@ -125,7 +125,7 @@ def test_a_seeds_text_is_that_of_the_merged_weights(
 def test_a_preempted_session_goes_on_with_its_adapter(loaded: ModelRunner, expected: Texts) -> None:
     engine = engine_of(loaded, num_blocks=10)  # three sessions come to need four each
     assert together(engine, NAMES, GREEDY, expected, 2) == expected
-    assert engine.stats().num_preemptions > 0
+    assert engine.load().num_preemptions > 0
 
 
 def test_no_prefix_is_shared_between_adapters(loaded: ModelRunner, expected: Texts) -> None:

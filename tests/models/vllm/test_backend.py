@@ -17,11 +17,10 @@ from models.config import EngineConfig
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
-from models.kv.rows import SequenceRows
 from models.protocol.messages import Sampling, Verdict
 from models.vllm import hooks
 from tests.cases.messages import EPOCH, opening, verifying
-from tests.fakes.engines import drain, random_prompt
+from tests.fakes.engines import drain, random_prompt, text_logits
 from tests.harness.rank_processes import shared_engine
 
 TARGET = "models/demo/target"
@@ -88,19 +87,9 @@ def test_compiled_layers_take_passes_of_any_size_and_are_compiled_once() -> None
     assert compiled > 0
     ids = random_prompt(5, MAX_ROWS)
     for count in range(1, MAX_ROWS + 1):
-        found, expected = (last_logits(each, ids[:count]) for each in (runner, own))
+        found, expected = (text_logits(each, ids[:count], 1) for each in (runner, own))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
     assert num_compiled() == compiled
-
-
-def last_logits(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
-    """Compute a session of one pass; its last row's logits."""
-    table = runner.pool.new_table()
-    table.resize(len(ids))
-    try:
-        return runner.forward([SequenceRows(table, 0, ids, 1)]).clone()
-    finally:
-        table.free()
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed: configs/vllm-cpu.txt"
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from models.config import EngineConfig
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
 from tests.cases.models.llama_family import SIZES, write
 from tests.cases.packed_formats import publish
+from tests.fakes.engines import text_logits, tiny_config
 
 TEXT = list(range(5, 37))
 # Heads of 32 numbers, the least that vLLM takes.
@@ -26,15 +26,7 @@ _SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "initial
 
 
 def logits_of(folder: Path, **keys: Any) -> torch.Tensor:
-    config = EngineConfig(
-        model_path=str(folder), dtype="bfloat16", max_model_len=64, num_threads=1, **keys
-    )
-    runner = ModelRunner(config)
-    table = runner.pool.new_table()
-    table.resize(len(TEXT))
-    found = runner.forward([SequenceRows(table, 0, TEXT, len(TEXT))]).clone()
-    table.free()
-    return found
+    return text_logits(ModelRunner(tiny_config(folder, dtype="bfloat16", **keys)), TEXT)
 
 
 @pytest.mark.slow

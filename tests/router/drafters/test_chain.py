@@ -11,27 +11,16 @@ from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.draft_model import DRAFT_MODEL
-from router.drafters.drafting import Drafting
 from router.drafters.ngram import NGRAM
 from router.drafters.side_by_side import SessionDrafters
-from router.guard import NoGrammar
 from router.loop import run_session
-from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DraftCost, DrafterTraits, FreeDraft
-from router.rounds import RoundWatch
 from router.session import Session
-from router.stats import RoundStats
-from router.stops import StopChecker
-from tests.fakes.router import (
-    LetterDetokenizer,
-    ScriptedDrafter,
-    ScriptedVerifier,
-    continuation,
-)
+from tests.fakes.router import ScriptedDrafter, ScriptedVerifier, continuation
+from tests.fakes.sessions import PROMPT, scripted_session
 
-PROMPT = [5, 9, 2]
 FRONT = DrafterTraits(name="front", cost=DraftCost.FREE, prior_acceptance={})
 
 
@@ -103,28 +92,18 @@ def session(
     max_tokens: int = 40,
     **terms: object,
 ) -> Session:
-    committed, generated = TokenSequence(PROMPT), TokenSequence()
-    watch = RoundWatch(RoundStats(), PassCosts(), planner)
     places: list[tuple[DrafterTraits, object]] = []
     if model is not None:
         places.append((DRAFT_MODEL.traits, lambda: model))
     if behind is not None:
         places.append((NGRAM.traits, lambda: behind))
-    drafters = SessionDrafters(places, continues=True)  # type: ignore[arg-type]
     named = () if front is None else (NamedFree(FRONT, front),)
-    return Session(
-        committed=committed,
-        generated=generated,
-        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=(), max_tokens=max_tokens),
-        drafting=Drafting(
-            drafters,
-            committed,
-            watch,
-            ChainTerms(front=named, **{"max_free_tokens": 8, **terms}),  # type: ignore[arg-type]
-        ),
-        verifier=verifier or ScriptedVerifier(),
-        guard=NoGrammar(),
-        watch=watch,
+    return scripted_session(
+        planner,
+        drafters=SessionDrafters(places, continues=True),  # type: ignore[arg-type]
+        terms=ChainTerms(front=named, **{"max_free_tokens": 8, **terms}),  # type: ignore[arg-type]
+        verifier=verifier,
+        max_tokens=max_tokens,
     )
 
 
@@ -146,8 +125,8 @@ async def test_a_draft_is_text_that_is_certain_then_a_drafters_then_what_repeats
     model, behind = ScriptedDrafter([None]), SureDrafter(2)
     parts = session(Planned(3), front=Sure(2), model=model, behind=behind)
     assert await first_round(parts) == [("front", 2), ("draft_model", 3), ("ngram", 2)]
-    assert behind.texts == [PROMPT + continuation(PROMPT, 5)]
-    assert parts.committed.ids == PROMPT, "nothing is committed by a draft"
+    assert behind.texts == [[*PROMPT, *continuation(PROMPT, 5)]]
+    assert parts.committed.ids == list(PROMPT), "nothing is committed by a draft"
 
 
 @pytest.mark.parametrize(

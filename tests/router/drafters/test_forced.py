@@ -9,27 +9,14 @@ import pytest
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import ChainTerms, NamedFree
-from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
-from router.drafters.side_by_side import SessionDrafters
-from router.guard import GrammarGuard
 from router.loop import run_session
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
-from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from router.ports import DrafterTraits, FreeDraft
-from router.rounds import RoundWatch
 from router.session import Session
-from router.stats import RoundStats
-from router.stops import StopChecker
-from tests.fakes.router import (
-    LetterDetokenizer,
-    ScriptedConstrainer,
-    ScriptedVerifier,
-    continuation,
-)
-
-PROMPT = [5, 9, 2]
+from tests.fakes.router import ScriptedConstrainer, ScriptedVerifier, continuation
+from tests.fakes.sessions import PROMPT, scripted_session
 
 
 def estimate(traits: DrafterTraits) -> AcceptanceEstimate:
@@ -134,20 +121,14 @@ def session(
     max_tokens: int = 40,
 ) -> Session:
     """Nobody drafts but the grammar."""
-    committed, generated, stats = TokenSequence(PROMPT), TokenSequence(), RoundStats()
-    watch = RoundWatch(stats, PassCosts(), FixedPlanner(0, run_on))
     forced = forced_text()
-    front = (NamedFree(FORCED, forced),)
-    return Session(
-        committed=committed,
-        generated=generated,
-        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=(), max_tokens=max_tokens),
-        drafting=Drafting(
-            SessionDrafters([]), committed, watch, ChainTerms(front=front, max_free_tokens=8)
-        ),
+    return scripted_session(
+        FixedPlanner(0, run_on),
+        terms=ChainTerms(front=(NamedFree(FORCED, forced),), max_free_tokens=8),
         verifier=verifier,
-        guard=GrammarGuard(constrainer, generated, stats, forced.follow),
-        watch=watch,
+        constrainer=constrainer,
+        on_forced=forced.follow,
+        max_tokens=max_tokens,
     )
 
 

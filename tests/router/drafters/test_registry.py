@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 import msgspec
 import pytest
 
-from models.protocol.messages import Sampling
-from router.drafters.draft_model import POOL
 from router.drafters.registry import DRAFTERS
-from router.generator import SpeculativeGenerator
-from router.limits import SpeculationLimits
-from router.services import Services
-from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
+from router.types import Finished, SpeculationSettings
 from tests.fakes.oracle_drafter import ORACLE
-from tests.fakes.router import LetterDetokenizer, ScriptedPool, continuation
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.router import continuation
+from tests.fakes.sessions import NO_LOOKUP, PROMPT, Front, asked
 
-PROMPT = (5, 9, 2)
 NUM_TOKENS = 60
 
 
@@ -27,42 +22,20 @@ def _with_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DRAFTERS, ORACLE.name, ORACLE)
 
 
-def services(draft: ScriptedPool | None = None) -> Services:
-    return Services(
-        target_pool=ScriptedPool(),
-        draft_pools={} if draft is None else {POOL: draft},
-        constraint_pool=None,
-        speculation=SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
-    )
+def front_of(draft: ScriptedPool | None = None) -> Front:
+    return Front(ScriptedPool(), draft, speculation=NO_LOOKUP)
 
 
 async def run(
-    shared: Services, drafter: str | None, k: int | None = None
+    front: Front, drafter: str | None, k: int | None = None
 ) -> tuple[list[int], Finished]:
-    request = GenerationRequest(
-        request_id="r",
-        prompt_ids=PROMPT,
-        sampling=Sampling(),
-        eos_ids=(0,),
-        max_tokens=NUM_TOKENS,
-        speculation=SpeculationSettings(drafter=drafter, num_speculative_tokens=k),
-    )
-    front = SpeculativeGenerator(shared, max_model_len=200)
-    items = []
-    async for item in front.generate(request, LetterDetokenizer()):
-        items.append(item)
-        await asyncio.sleep(0)  # a draft model joins beside the stream
-    finished = items[-1]
-    assert isinstance(finished, Finished)
-    return [
-        token for item in items if isinstance(item, Delta) for token in item.token_ids
-    ], finished
+    speculation = SpeculationSettings(drafter=drafter, num_speculative_tokens=k)
+    return await front.run(asked(max_tokens=NUM_TOKENS, speculation=speculation), num_turns=1)
 
 
 @pytest.mark.parametrize("k", [1, 4, None], ids=["k1", "k4", "adaptive"])
 async def test_it_drafts_is_counted_by_name_and_changes_no_text(k: int | None) -> None:
-    shared = services()
-    ids, finished = await run(shared, ORACLE.name, k)
+    ids, finished = await run(front_of(), ORACLE.name, k)
     assert ids == continuation(PROMPT, NUM_TOKENS)
     stats = finished.speculation
     assert stats.num_drafted_by == {ORACLE.name: stats.num_draft_tokens}
@@ -70,8 +43,9 @@ async def test_it_drafts_is_counted_by_name_and_changes_no_text(k: int | None) -
 
 
 async def test_its_costs_and_acceptance_are_learnt_by_name() -> None:
-    shared = services()
-    await run(shared, ORACLE.name)
+    front = front_of()
+    await run(front, ORACLE.name)
+    shared = front.services
     costs = shared.planner.costs
     assert costs.is_known(ORACLE.traits)
     assert costs.step_ms(ORACLE.name, 1) == pytest.approx(0.1)
@@ -83,7 +57,7 @@ async def test_its_costs_and_acceptance_are_learnt_by_name() -> None:
 
 
 async def test_it_comes_after_those_before_it_unless_it_is_asked_for() -> None:
-    _, finished = await run(services(draft=ScriptedPool()), None, k=3)
+    _, finished = await run(front_of(ScriptedPool()), None, k=3)
     assert ORACLE.name not in finished.speculation.num_drafted_by
 
 
@@ -99,8 +73,7 @@ async def test_two_drafters_stand_side_by_side_in_one_session(
             return lease
 
     monkeypatch.setitem(DRAFTERS, ORACLE.name, dataclasses.replace(ORACLE, fills_in=True))
-    shared = services(draft=ShortDraft())
-    ids, finished = await run(shared, None, k=3)
+    ids, finished = await run(front_of(ShortDraft()), None, k=3)
     assert ids == continuation(PROMPT, NUM_TOKENS)
     drafted_by = finished.speculation.num_drafted_by
     assert set(drafted_by) == {"draft_model", ORACLE.name}

@@ -10,11 +10,8 @@ import pytest
 
 from models.heads.config import TargetHeads
 from models.protocol.messages import EngineReply, EngineRequest, Sampling, Verify
-from router.drafters.draft_model import POOL
 from router.drafters.rules import LiveSessions, max_batch_size, why_never
-from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.services import Services
 from router.types import (
     Delta,
     Finished,
@@ -22,51 +19,41 @@ from router.types import (
     RoundDetails,
     SpeculationSettings,
 )
-from tests.fakes.router import AnsweringEngine, LetterDetokenizer, ScriptedPool, continuation
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.router import AnsweringEngine, LetterDetokenizer, continuation
+from tests.fakes.sessions import NO_LOOKUP, PROMPT, Front, asked
 
-PROMPT = (5, 9, 2)
 K = 3
 
 
 def allowed(**rules: object) -> SpeculationLimits:
     """Drafts of a fixed length by a draft model alone, under the given rules."""
-    values: dict[str, object] = {
-        "num_speculative_tokens": K,
-        "prompt_lookup_max": 0,
-        "suffix_decoding_max_tree_depth": 0,
-    }
+    values = NO_LOOKUP.model_dump() | {"num_speculative_tokens": K}
     return SpeculationLimits.model_validate(values | rules)
 
 
 def request(
     *, temperature: float = 1.0, max_tokens: int = 40, batch: int = 0, name: str = "r"
 ) -> GenerationRequest:
-    return GenerationRequest(
+    return asked(
         request_id=name,
-        prompt_ids=PROMPT,
         sampling=Sampling(temperature=temperature),
-        eos_ids=(0,),
         max_tokens=max_tokens,
         speculation=SpeculationSettings(details=True, disable_by_batch_size=batch),
     )
 
 
-class Front:
-    """A router in front of a scripted target and draft model."""
+class PacedFront(Front):
+    """A router whose streams the draft model has time to join."""
 
     def __init__(self, speculation: SpeculationLimits, heads: TargetHeads | None = None) -> None:
         self.target, self.draft = ScriptedPool(), ScriptedPool()
-        services = Services(
-            target_pool=self.target,
-            draft_pools={POOL: self.draft},
-            constraint_pool=None,
-            speculation=speculation,
-            heads=heads,
+        super().__init__(
+            self.target, self.draft, max_model_len=400, speculation=speculation, heads=heads
         )
-        self.generator = SpeculativeGenerator(services, max_model_len=400)
 
     async def stream(self, wanted: GenerationRequest) -> AsyncGenerator[Delta | Finished, None]:
-        """The events of a request, at a pace at which the draft model has time to connect."""
+        """The events of a request, at a pace."""
         async with aclosing(self.generator.generate(wanted, LetterDetokenizer())) as events:
             async for event in events:
                 await asyncio.sleep(0.01)
@@ -116,7 +103,7 @@ def num_drafted(rounds: list[RoundDetails]) -> int:
 async def test_a_request_past_a_rule_has_no_drafts_and_is_told_why(
     rules: dict[str, float], wanted: GenerationRequest, why: str
 ) -> None:
-    front = Front(allowed(**rules))
+    front = PacedFront(allowed(**rules))
     assert why_never(wanted, allowed(**rules)) == why
     rounds = await front.rounds(wanted)
     if why:
@@ -128,7 +115,7 @@ async def test_a_request_past_a_rule_has_no_drafts_and_is_told_why(
 
 
 async def test_beyond_a_batch_size_rounds_are_plain_and_those_after_it_draft_again() -> None:
-    front = Front(allowed(disable_by_batch_size=2))
+    front = PacedFront(allowed(disable_by_batch_size=2))
 
     async def next_round(stream: AsyncGenerator[Delta | Finished, None]) -> RoundDetails:
         while True:
@@ -169,7 +156,7 @@ def test_a_request_may_set_a_lower_batch_size_and_no_higher_one(
 
 
 async def test_a_rule_of_a_request_holds_for_that_request_alone() -> None:
-    front = Front(allowed())
+    front = PacedFront(allowed())
     async with aclosing(front.stream(request(name="other", max_tokens=300))) as other:
         await anext(other)
         assert set(reasons(await front.rounds(request(batch=1)))) == {"off: batch size 2 above 1"}
@@ -177,7 +164,7 @@ async def test_a_rule_of_a_request_holds_for_that_request_alone() -> None:
 
 
 async def test_rules_change_while_the_router_serves() -> None:
-    front = Front(allowed())
+    front = PacedFront(allowed())
     assert num_drafted(await front.rounds(request(temperature=1.5))) > 0
     changed = allowed(disable_above_temperature=1.0)
     front.generator.set_limits(changed, SessionLimits())
@@ -188,7 +175,7 @@ async def test_rules_change_while_the_router_serves() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
 async def test_a_target_is_not_asked_for_drafts_of_its_own_either(temperature: float) -> None:
     limits = allowed(disable_above_temperature=1.0, num_speculative_tokens="adaptive")
-    front = Front(limits, heads=TargetHeads("medusa", 4))
+    front = PacedFront(limits, heads=TargetHeads("medusa", 4))
     seen: list[Verify] = []
 
     def answer(message: EngineRequest) -> list[EngineReply] | None:
@@ -196,7 +183,7 @@ async def test_a_target_is_not_asked_for_drafts_of_its_own_either(temperature: f
             seen.append(message)
         return None
 
-    front.target.engine = AnsweringEngine(answer)
+    front.target.process = AnsweringEngine(answer)
     await front.rounds(request(temperature=temperature))
     assert {message.own_drafts for message in seen} == {temperature < 1.0}
 

@@ -419,7 +419,7 @@ def test_the_gain_is_measured_by_control_rounds() -> None:
     for _ in range(6):
         world.rounds(sessions, 100)
         world.now_s += 60.0
-    gain = world.planner.gain()["free"]
+    gain = world.planner.gains.by_task()["free"]
     plain_per_s = 1e3 / world.machine.pass_ms(2)
     assert gain.without_drafts == pytest.approx(plain_per_s, rel=0.01)
     assert gain.with_drafts / gain.without_drafts > 3.0
@@ -429,7 +429,7 @@ def test_the_gain_is_measured_by_control_rounds() -> None:
 def test_a_class_without_control_rounds_has_no_gain_yet() -> None:
     world = World(CHEAP)
     world.rounds([world.add()], 4)
-    assert world.planner.gain()["free"].ratio is None
+    assert world.planner.gains.by_task()["free"].ratio is None
 
 
 def test_a_choice_can_be_explained() -> None:

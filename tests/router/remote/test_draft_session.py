@@ -18,13 +18,14 @@ from models.protocol.messages import (
     Open,
     Proposal,
     Propose,
-    Sampling,
 )
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.draft import RemoteDrafter
-from router.remote.engine import EngineClient, OpenTemplate
-from tests.fakes.router import TIMING, AnsweringEngine, ScriptedPool, continuation
+from router.remote.engine import EngineClient
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.router import TIMING, AnsweringEngine, continuation
+from tests.fakes.sessions import OPENING, PROMPT
 
 LIMITS = SessionLimits(
     queue_wait_s=1.0,
@@ -34,7 +35,6 @@ LIMITS = SessionLimits(
     resend_interval_s=0.1,
     rejoin_interval_s=0.02,
 )
-PROMPT = (5, 9, 2)
 WAIT_S = 5.0
 
 
@@ -62,10 +62,9 @@ Answer = Callable[[EngineRequest], list[EngineReply] | None]
 
 def started(answers: Answer) -> tuple[RemoteDrafter, ScriptedPool, TokenSequence]:
     pool = ScriptedPool()
-    pool.engine = AnsweringEngine(answers)
+    pool.process = AnsweringEngine(answers)
     committed = TokenSequence(PROMPT)
-    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = RemoteDrafter(EngineClient(pool, opening, LIMITS), LIMITS, committed)
+    session = RemoteDrafter(EngineClient(pool, OPENING, LIMITS), LIMITS, committed)
     session.start()
     return session, pool, committed
 
@@ -90,9 +89,7 @@ async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lea
     proposal = await session.propose(committed, 2)
     assert proposal.tokens == continuation(committed.ids, 2)
     assert len(pool.leases) == 1
-    engine = pool.engine
-    assert isinstance(engine, AnsweringEngine)
-    assert [type(message) for message in engine.received].count(Open) == 1
+    assert [type(message) for message in pool.process.received].count(Open) == 1
     await session.close()
 
 
@@ -174,9 +171,7 @@ async def test_a_text_the_draft_model_cannot_read_ends_the_lease_for_good(is_ear
     assert (session.is_ready, session.is_over) == (False, True)
     await asyncio.sleep(4 * LIMITS.rejoin_interval_s)
     assert [lease.is_released for lease in pool.leases] == [True]
-    engine = pool.engine
-    assert isinstance(engine, AnsweringEngine)
-    assert isinstance(engine.received[-1], Close)
+    assert isinstance(pool.process.received[-1], Close)
     assert len(answers.asked) <= 2
     await session.close()
 
@@ -195,9 +190,7 @@ async def test_behind_the_beginning_of_a_chain_it_knows_what_of_that_stood(num_r
     committed.extend(truth[:num_new])
     proposal = await session.propose(committed, 2)
     assert proposal.tokens == truth[num_new : num_new + 2]
-    engine = pool.engine
-    assert isinstance(engine, AnsweringEngine)
-    [_, behind, last] = [m for m in engine.received if isinstance(m, Propose)]
+    [_, behind, last] = [m for m in pool.process.received if isinstance(m, Propose)]
     assert behind.base_len + len(behind.tokens) == len(PROMPT) + 2
     # The replica wrote no KV for the last token that it drafted.
     assert last.base_len == len(PROMPT) + min(num_right, 1) + (3 if num_right == 2 else 0)

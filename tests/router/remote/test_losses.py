@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from functools import partial
 
 import pytest
 
 from models.protocol.errors import LinkLost, ReplicasLost
-from models.protocol.messages import EngineReply, EngineRequest, Open, Sampling
+from models.protocol.messages import ConstraintRequest, EngineReply, EngineRequest, Open
+from models.protocol.rewards import RewardScore, RewardScored, TextScore
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.draft_model import POOL
-from router.generator import SpeculativeGenerator
-from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.engine import EngineClient
 from router.remote.losses import Losses, PartLosses
+from router.remote.rewards import RemoteScorer
 from router.remote.target import RemoteVerifier
-from router.services import Services
-from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
-from tests.fakes.recovery import Fault, Faults, FaultyPool
-from tests.fakes.router import LetterDetokenizer, ScriptedEngine
-from tests.router.remote.test_recovery import LIMITS, PROMPT
+from router.types import Finished, SpeculationSettings
+from tests.fakes.pools import Fault, Faults, ScriptedPool
+from tests.fakes.router import ScriptedEngine
+from tests.fakes.sessions import OPENING, PROMPT, Front, asked
+from tests.router.remote.test_recovery import LIMITS
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("crash", "gone"), ("stop", "no_answer")])
 async def test_a_lost_target_is_told_and_its_replacement_noted(kind: Fault, reason: str) -> None:
     losses, told = Losses(), list[str]()
     losses.on_lost = told.append
-    pool = FaultyPool("target", ScriptedEngine, Faults(), num_refusals=0)
-    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    client = EngineClient(pool, opening, LIMITS, losses=losses.target)
+    pool = ScriptedPool()
+    client = EngineClient(pool, OPENING, LIMITS, losses=losses.target)
     session, committed = RemoteVerifier(client, LIMITS), TokenSequence(PROMPT)
     for number in range(3):
         if number == 1:
@@ -39,10 +37,36 @@ async def test_a_lost_target_is_told_and_its_replacement_noted(kind: Fault, reas
     assert told == ["target-1"]
     target = losses.by_part()["target"]
     assert target.num_lost == {reason: 1}
-    assert target.num_replaced == 1
     [pause_s] = target.new_pauses
     assert 0.0 <= pause_s < 5.0
     assert client.replica_name == "target-2"
+
+
+class ScoringProcess:
+    """Scores every look-ahead alike."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def handle(self, message: ConstraintRequest) -> list[RewardScored]:
+        assert isinstance(message, RewardScore)
+        scores = [TextScore(0.5, False, True) for _ in message.lookaheads]
+        return [RewardScored(session_id=message.session_id, seq=message.seq, scores=scores)]
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("crash", "gone"), ("stop", "no_answer")])
+async def test_a_replica_that_is_lost_while_it_scores_is_told(kind: Fault, reason: str) -> None:
+    losses, told = Losses(), list[str]()
+    losses.on_lost = told.append
+    pool = ScriptedPool(ScoringProcess, name="constraint")
+    scorer = RemoteScorer(pool, "s", "{}", LIMITS, losses.constraint)
+    for number in range(3):
+        if number == 1:
+            pool.fail(kind)
+        assert len(await scorer.score("a", ["b", "c"], [False, True])) == 2
+    assert told == ["constraint-1"]
+    assert losses.constraint.num_lost == {reason: 1}
+    assert len(losses.constraint.new_pauses) == 1
 
 
 def test_a_replica_whose_spare_serves_is_not_avoided_either() -> None:
@@ -90,37 +114,17 @@ def test_clients_that_are_sent_away_together_come_back_apart() -> None:
     assert 23.0 < max(told_s) <= 24.0
 
 
-async def generated(pools: dict[str, FaultyPool], adapter: str = "") -> Finished:
-    request = GenerationRequest(
-        request_id="s",
-        prompt_ids=PROMPT,
-        sampling=Sampling(),
-        eos_ids=(0,),
-        max_tokens=12,
-        adapter=adapter,
-        speculation=SpeculationSettings(num_speculative_tokens=2),
-    )
-    services = Services(
-        target_pool=pools["target"],
-        draft_pools={POOL: pools["draft"]},
-        constraint_pool=None,
-        limits=LIMITS,
-    )
-    ends: list[Delta | Finished] = []
-    front = SpeculativeGenerator(services, max_model_len=100)
-    async for item in front.generate(request, LetterDetokenizer()):
-        ends.append(item)
-        for _ in range(20):  # a scripted target is faster than any draft can join
-            await asyncio.sleep(0)
-    end = ends[-1]
-    assert isinstance(end, Finished)
-    assert services.losses.follow("s") == {}, "nobody is followed for ever"
+async def generated(pools: dict[str, ScriptedPool], adapter: str = "") -> Finished:
+    speculation = SpeculationSettings(num_speculative_tokens=2)
+    wanted = asked(max_tokens=12, adapter=adapter, speculation=speculation)
+    front = Front(pools["target"], pools["draft"], limits=LIMITS)
+    _, end = await front.run(wanted, num_turns=20)
+    assert front.services.losses.follow("s") == {}, "nobody is followed for ever"
     return end
 
 
-def scripted(faults: Faults) -> dict[str, FaultyPool]:
-    names = ("target", "draft")
-    return {name: FaultyPool(name, ScriptedEngine, faults, num_refusals=0) for name in names}
+def scripted(faults: Faults) -> dict[str, ScriptedPool]:
+    return {name: ScriptedPool(name=name, faults=faults) for name in ("target", "draft")}
 
 
 async def test_the_replacement_of_a_target_is_told_the_adapter_and_no_draft_is() -> None:
@@ -137,10 +141,8 @@ async def test_the_replacement_of_a_target_is_told_the_adapter_and_no_draft_is()
             return super().handle(message)
 
     faults = Faults({6}, "crash", ("target",))
-    end = await generated(
-        {name: FaultyPool(name, partial(Noted, name), faults, num_refusals=0) for name in opened},
-        adapter="lora",
-    )
+    pools = {name: ScriptedPool(partial(Noted, name), name=name, faults=faults) for name in opened}
+    end = await generated(pools, adapter="lora")
     assert end.replicas["target"] == "target-2"
     assert opened["target"].count("lora") == len(opened["target"]) >= 2
     assert set(opened["draft"]) == {""}

@@ -8,20 +8,17 @@ import math
 import pytest
 
 from models.protocol.errors import LinkLost, NoReplica, ReplicasLost, Unavailable
-from models.protocol.messages import NeedOpen, NeedPrefix, Sampling, Verify
+from models.protocol.messages import NeedOpen, NeedPrefix, Verify
 from models.protocol.token_sequence import TokenSequence
-from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.engine import EngineClient
 from router.remote.losses import Losses
 from router.remote.recovery import Recovery
 from router.remote.target import RemoteVerifier
-from router.services import Services
-from router.types import Delta, GenerationRequest
-from tests.fakes.recovery import Faults, FaultyPool
-from tests.fakes.router import LetterDetokenizer, ScriptedEngine, continuation
+from tests.fakes.pools import Faults, ScriptedPool
+from tests.fakes.router import ScriptedEngine, continuation
+from tests.fakes.sessions import OPENING, PROMPT, Front, asked
 
-PROMPT = (5, 9, 2)
 NUM_TOKENS = 12
 LIMITS = SessionLimits(
     queue_wait_s=1.0,
@@ -35,51 +32,32 @@ LIMITS = SessionLimits(
 
 
 async def generated(
-    pool: FaultyPool, limits: SessionLimits, losses: Losses | None = None
+    pool: ScriptedPool, limits: SessionLimits, losses: Losses | None = None
 ) -> list[int]:
-    request = GenerationRequest(
-        request_id="s",
-        prompt_ids=PROMPT,
-        sampling=Sampling(),
-        eos_ids=(0,),
-        max_tokens=NUM_TOKENS,
-    )
-    services = Services(
-        target_pool=pool,
-        draft_pools={},
-        constraint_pool=None,
-        speculation=SpeculationLimits(run_on_tokens=3),
-        limits=limits,
-        losses=Losses() if losses is None else losses,
-    )
-    front = SpeculativeGenerator(services, max_model_len=100)
-    events = [event async for event in front.generate(request, LetterDetokenizer())]
-    return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
-
-
-def target(
-    faults: Faults, num_refusals: float, refusal: type[Unavailable] = NoReplica
-) -> FaultyPool:
-    return FaultyPool("target", ScriptedEngine, faults, num_refusals=num_refusals, refusal=refusal)
+    speculation = SpeculationLimits(run_on_tokens=3)
+    front = Front(pool, speculation=speculation, limits=limits, losses=losses or Losses())
+    ids, _ = await front.run(asked(max_tokens=NUM_TOKENS))
+    return ids
 
 
 async def points() -> list[str]:
     """The points that a request without any fault passes."""
     faults = Faults()
-    await generated(target(faults, 0), LIMITS)
+    await generated(ScriptedPool(faults=faults), LIMITS)
     return faults.names
 
 
 async def test_a_running_stream_waits_longer_for_a_place_than_a_new_request() -> None:
     limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "failover_s": 20.0})
-    pool = target(Faults({len(await points()) // 2}), num_refusals=60, refusal=Unavailable)
+    faults = Faults({len(await points()) // 2})
+    pool = ScriptedPool(faults=faults, num_refusals=60, refusal=Unavailable)
     clock = asyncio.get_running_loop().time
     started_at = clock()
     losses = Losses()
     assert await generated(pool, limits, losses) == continuation(PROMPT, NUM_TOKENS)
     assert limits.queue_wait_s < clock() - started_at < limits.failover_s
 
-    full = target(Faults(), math.inf, refusal=Unavailable)
+    full = ScriptedPool(refusal=Unavailable)
     full.num_refusals_left = math.inf
     with pytest.raises(
         Unavailable, match=r"^no target within the limit of 0\.05 s: target refuses"
@@ -92,12 +70,12 @@ async def test_new_requests_wait_for_a_target_to_load() -> None:
     limits = LIMITS.model_copy(update={"queue_wait_s": 0.05, "first_token_s": 0.4})
     clock = asyncio.get_running_loop().time
     started_at = clock()
-    away = target(Faults(), math.inf)
+    away = ScriptedPool()
     away.num_refusals_left = math.inf
     with pytest.raises(Unavailable, match=r"^no target within the limit of 0\.4 s"):
         await generated(away, limits)
     assert 0.4 <= clock() - started_at < 1.0
-    loading = target(Faults(), 0)
+    loading = ScriptedPool()
     loading.num_refusals_left = 20  # some 0.1 s
     assert await generated(loading, limits) == continuation(PROMPT, NUM_TOKENS)
 
@@ -117,7 +95,7 @@ async def test_the_fail_over_limit_is_the_end() -> None:
     limits = LIMITS.model_copy(update={"failover_s": 0.3})
     names = await points()
     last = max(number for number, name in enumerate(names) if name.endswith("receive"))
-    pool = target(Faults({last}), num_refusals=math.inf)
+    pool = ScriptedPool(faults=Faults({last}), num_refusals=math.inf)
     clock = asyncio.get_running_loop().time
     started_at = clock()
     with pytest.raises(
@@ -146,9 +124,8 @@ async def test_a_request_that_kills_its_target_is_not_tried_on_every_replica(
                     return answers[:1] if is_heard else []
             return answers
 
-    pool = FaultyPool("target", Doomed, Faults(), num_refusals=0)
-    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = RemoteVerifier(EngineClient(pool, opening, LIMITS), LIMITS)
+    pool = ScriptedPool(Doomed)
+    session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS), LIMITS)
     committed = TokenSequence(PROMPT)
 
     async def run() -> None:
@@ -175,9 +152,8 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
             ]
             return late * 20 + replies
 
-    pool = FaultyPool("target", Repeating, Faults())
-    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = RemoteVerifier(EngineClient(pool, opening, LIMITS), LIMITS)
+    pool = ScriptedPool(Repeating)
+    session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS), LIMITS)
     committed = TokenSequence(PROMPT)
     for _ in range(5):
         async for verdict in session.verify(committed, [], 2):
@@ -198,7 +174,7 @@ async def test_a_lease_that_has_ended_before_it_was_told_is_no_lost_replica() ->
                 return [NeedOpen(session_id="s", seq=message.seq)]
             return super().handle(message)
 
-    pool = FaultyPool("target", Ended, Faults())
+    pool = ScriptedPool(Ended)
     limits = LIMITS.model_copy(update={"max_losses": 1})
     assert await generated(pool, limits) == continuation(PROMPT, NUM_TOKENS)
     assert (num_asked, len(pool.leases)) == (9, 2)

@@ -8,14 +8,14 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from models.protocol.messages import EngineReply, EngineRequest, Sampling, Verdict, Verify
+from models.protocol.messages import EngineReply, EngineRequest, Verdict, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.engine import EngineClient
 from router.remote.target import RemoteVerifier
-from tests.fakes.router import AnsweringEngine, ScriptedEngine, ScriptedPool
-
-PROMPT = (5, 9, 2)
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.router import AnsweringEngine, ScriptedEngine
+from tests.fakes.sessions import OPENING, PROMPT
 
 
 async def told(
@@ -35,11 +35,8 @@ async def told(
         return [msgspec.structs.replace(parts[n], seq=parts[n].seq + shift(n)) for n in order]
 
     engine, pool = AnsweringEngine(answer), ScriptedPool()
-    pool.engine = engine
-    template = OpenTemplate(
-        session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=len(PROMPT)
-    )
-    verifier = RemoteVerifier(EngineClient(pool, template, SessionLimits()), SessionLimits())
+    pool.process = engine
+    verifier = RemoteVerifier(EngineClient(pool, OPENING, SessionLimits()), SessionLimits())
     assert not verifier.has_more, "nothing was asked"
     found: list[tuple[int, bool]] = []
     async with aclosing(verifier.verify(TokenSequence(PROMPT), (), run_on=3)) as verdicts:

@@ -28,10 +28,14 @@ export async function servedModel() {
   return model;
 }
 
+// What the service says of itself: its OpenAPI page.
+export async function description() {
+  return (await ask("openapi.json", {})).json();
+}
+
 // The limits of `speculation.k` and `max_tokens` and the drafters, as the service publishes them.
 export async function limits() {
-  const page = await (await ask("openapi.json", {})).json();
-  const shapes = page.components.schemas;
+  const shapes = (await description()).components.schemas;
   const { drafter } = shapes.SpeculationOptions.properties;
   return {
     drafters: (drafter.anyOf ?? [drafter]).flatMap((part) => part.enum ?? []),

@@ -13,8 +13,7 @@ from deployments.api.requests import ServedModel, prepare_turn
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.requests import ChatCompletionRequest
 from models.protocol.errors import InvalidRequest
-from models.text.tools.llama import LLAMA3_JSON
-from models.text.tools.mistral import MISTRAL
+from models.text.tools.formats import LLAMA3_JSON, MISTRAL
 from models.text.tools.prompt import TurnFormats
 from tests.fakes.http import served_model
 

@@ -256,19 +256,6 @@ async def test_pasted_tools_are_called_and_the_call_is_shown_as_it_comes(page: B
     assert '"tool_choice": "required"' in await page.text("#snippet")
 
 
-async def test_tools_that_are_no_json_are_told_in_words(page: BrowserPage) -> None:
-    await choose(page, "shape", "tools")
-    await page.fill("#shape-text", "[not json")
-    await page.click("#run")
-    assert "not JSON" in await page.run("document.querySelector('#shape-text').validationMessage")
-    await page.fill("#shape-text", '[{"type": "function"}]')
-    await page.click("#run")
-    await page.until("!document.querySelector('#problem').hidden")
-    assert "tools" in await page.text("#problem")
-    assert all("400" in problem for problem in page.problems)
-    page.problems.clear()
-
-
 async def test_who_drafts_can_be_chosen(page: BrowserPage) -> None:
     await page.until("document.querySelector('#drafter').length > 1")  # the page's limits are read
     names = "[...document.querySelectorAll('#drafter option')].map(each => each.value)"
@@ -333,16 +320,25 @@ async def test_an_example_is_steered_by_words_and_says_what_came_of_it(page: Bro
     assert '"lookahead"' not in await page.text("#snippet")
 
 
-async def test_faults_are_told_in_words(page: BrowserPage) -> None:
-    await choose(page, "shape", "json")
-    await page.fill("#shape-text", "{not json")
+@pytest.mark.parametrize(
+    ("shape", "no_json", "refused", "field"),
+    [
+        ("tools", "[not json", '[{"type": "function"}]', "tools"),
+        ("json", "{not json", '{"type": "nonsense"}', "structured_outputs.json"),
+    ],
+)
+async def test_faults_are_told_in_words(
+    page: BrowserPage, shape: str, no_json: str, refused: str, field: str
+) -> None:
+    await choose(page, "shape", shape)
+    await page.fill("#shape-text", no_json)
     await page.click("#run")
     assert "not JSON" in await page.run("document.querySelector('#shape-text').validationMessage")
     assert await page.text("#single .text") == ""
-    await page.fill("#shape-text", '{"type": "nonsense"}')
+    await page.fill("#shape-text", refused)
     await page.click("#run")
     await page.until("!document.querySelector('#problem').hidden")
-    assert "structured_outputs.json" in await page.text("#problem")
+    assert field in await page.text("#problem")
     # The browser itself notes that a request was refused, which is as it should be.
     assert all("400" in problem for problem in page.problems)
     page.problems.clear()

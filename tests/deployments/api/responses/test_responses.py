@@ -1,20 +1,25 @@
-"""/v1/responses with the `openai` client over the demo pair's real engines."""
+"""/v1/responses over the demo pair's real engines: with the `openai` client, and without."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
+import pytest_asyncio
 
+from loadtest.clients.catalog import Target
 from models.protocol.errors import Unavailable
-from tests.fakes.http import ScriptedGenerator
+from tests.fakes.http import ScriptedGenerator, served_model
 from tests.harness.http_clients import client_of
 from tests.harness.served_demo import demo_over_http
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 STORY = "Write a short story about a dog and a ball."
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
@@ -32,15 +37,30 @@ WEATHER = {
 }
 
 
-@asynccontextmanager
-async def client() -> AsyncIterator[Any]:
-    async with (
-        demo_over_http() as target,
-        openai.AsyncOpenAI(
-            base_url=f"{target.root_url}/v1", api_key="none", max_retries=0
-        ) as asking,
-    ):
-        yield asking
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def demo() -> AsyncIterator[Target]:
+    async with demo_over_http() as target:
+        yield target
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def asking(demo: Target) -> AsyncIterator[Any]:
+    """OpenAI's client."""
+    async with openai.AsyncOpenAI(
+        base_url=f"{demo.root_url}/v1", api_key="none", max_retries=0
+    ) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(demo: Target) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=demo.root_url, timeout=60) as made:
+        yield made
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
 
 
 async def chat_text(asking: Any, messages: list[Any], **options: Any) -> str:
@@ -48,23 +68,22 @@ async def chat_text(asking: Any, messages: list[Any], **options: Any) -> str:
     return answer.choices[0].message.content or ""
 
 
-async def test_an_answer_is_that_of_a_chat():
-    async with client() as asking:
-        answer = await asking.responses.create(
-            model="demo",
-            input=STORY,
-            instructions="Be brief.",
-            max_output_tokens=24,
-            metadata={"trace": "a"},
-            store=True,
-            extra_body={"seed": 7},
-        )
-        text = await chat_text(
-            asking,
-            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}],
-            max_tokens=24,
-            seed=7,
-        )
+async def test_an_answer_is_that_of_a_chat(asking):
+    answer = await asking.responses.create(
+        model="demo",
+        input=STORY,
+        instructions="Be brief.",
+        max_output_tokens=24,
+        metadata={"trace": "a"},
+        store=True,
+        extra_body={"seed": 7, "speculation": {"k": 3}},
+    )
+    text = await chat_text(
+        asking,
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}],
+        max_tokens=24,
+        seed=7,
+    )
     assert answer.output_text == text
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.metadata == {"trace": "a"}
@@ -79,25 +98,23 @@ async def test_an_answer_is_that_of_a_chat():
 
 
 @pytest.mark.parametrize("speculation", [{"enabled": False}, {"k": 3}, {}])
-async def test_drafts_do_not_move_the_text(speculation):
-    async with client() as asking:
-        texts = []
-        for options in ({"enabled": False}, speculation):
-            answer = await asking.responses.create(
-                model="demo",
-                input=STORY,
-                max_output_tokens=24,
-                extra_body={"seed": 3, "speculation": options},
-            )
-            texts.append(answer.output_text)
+async def test_drafts_do_not_move_the_text(asking, speculation):
+    texts = []
+    for options in ({"enabled": False}, speculation):
+        answer = await asking.responses.create(
+            model="demo",
+            input=STORY,
+            max_output_tokens=24,
+            extra_body={"seed": 3, "speculation": options},
+        )
+        texts.append(answer.output_text)
     assert texts[0] == texts[1] != ""
 
 
-async def test_a_stream_has_openais_events_in_openais_order():
-    async with client() as asking:
-        options = {"model": "demo", "input": STORY, "max_output_tokens": 20, "temperature": 0}
-        whole = await asking.responses.create(**options)
-        events = [event async for event in await asking.responses.create(**options, stream=True)]
+async def test_a_stream_has_openais_events_in_openais_order(asking):
+    options = {"model": "demo", "input": STORY, "max_output_tokens": 20, "temperature": 0}
+    whole = await asking.responses.create(**options)
+    events = [event async for event in await asking.responses.create(**options, stream=True)]
     kinds = [event.type for event in events]
     deltas = kinds.count("response.output_text.delta")
     assert deltas > 2
@@ -129,62 +146,60 @@ class Order(pydantic.BaseModel):
     quantity: int
 
 
-async def test_a_schema_is_obeyed_whole_parsed_and_streamed():
-    async with client() as asking:
-        options = {"model": "demo", "input": ORDER, "temperature": 0}
-        parsed = await asking.responses.parse(**options, text_format=Order)
-        assert parsed.status == "completed"
-        messages = [{"role": "user", "content": ORDER}]
-        chat = await asking.chat.completions.parse(
-            model="demo", messages=messages, temperature=0, response_format=Order
-        )
-        assert parsed.output_parsed == chat.choices[0].message.parsed
-        assert parsed.output_parsed.customer == "Imogen"
-        async with asking.responses.stream(**options, text_format=Order) as stream:
-            async for _ in stream:
-                pass
-            final = await stream.get_final_response()
-        assert final.output_parsed == parsed.output_parsed
-        loose = await asking.responses.create(**options, text={"format": {"type": "json_object"}})
-        assert isinstance(json.loads(loose.output_text), dict)
+async def test_a_schema_is_obeyed_whole_parsed_and_streamed(asking):
+    options = {"model": "demo", "input": ORDER, "temperature": 0}
+    parsed = await asking.responses.parse(**options, text_format=Order)
+    assert parsed.status == "completed"
+    messages = [{"role": "user", "content": ORDER}]
+    chat = await asking.chat.completions.parse(
+        model="demo", messages=messages, temperature=0, response_format=Order
+    )
+    assert parsed.output_parsed == chat.choices[0].message.parsed
+    assert parsed.output_parsed.customer == "Imogen"
+    async with asking.responses.stream(**options, text_format=Order) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_response()
+    assert final.output_parsed == parsed.output_parsed
+    loose = await asking.responses.create(**options, text={"format": {"type": "json_object"}})
+    assert isinstance(json.loads(loose.output_text), dict)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_function_is_called_and_its_result_goes_on(is_stream):
-    async with client() as asking:
-        options = {
-            "model": "demo",
-            "input": "What is the weather in Delhi?",
-            "tools": [WEATHER],
-            "tool_choice": "required",
-            "parallel_tool_calls": False,
-            "temperature": 0,
-        }
-        if is_stream:
-            events = [e async for e in await asking.responses.create(**options, stream=True)]
-            answer = events[-1].response
-            parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
-            [done] = [e for e in events if e.type == "response.function_call_arguments.done"]
-            assert "".join(parts) == done.arguments == answer.output[0].arguments
-        else:
-            answer = await asking.responses.create(**options)
-        [call] = answer.output
-        assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
-        assert json.loads(call.arguments)["city"] in ("Paris", "Delhi")
-        history = [
-            {"role": "user", "content": options["input"]},
-            call.model_dump(),
-            {"type": "function_call_output", "call_id": call.call_id, "output": "31 degrees"},
-        ]
-        bare = await asking.responses.create(model="demo", input=history[:1], max_output_tokens=1)
-        after = await asking.responses.create(
-            model="demo", input=history, tools=[WEATHER], max_output_tokens=8, tool_choice="none"
-        )
-        assert after.usage.input_tokens > bare.usage.input_tokens + 10
-        assert after.output_text
+async def test_a_function_is_called_and_its_result_goes_on(asking, is_stream):
+    options = {
+        "model": "demo",
+        "input": "What is the weather in Delhi?",
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+    }
+    if is_stream:
+        events = [e async for e in await asking.responses.create(**options, stream=True)]
+        answer = events[-1].response
+        parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+        [done] = [e for e in events if e.type == "response.function_call_arguments.done"]
+        assert "".join(parts) == done.arguments == answer.output[0].arguments
+    else:
+        answer = await asking.responses.create(**options)
+    [call] = answer.output
+    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+    assert json.loads(call.arguments)["city"] in ("Paris", "Delhi")
+    history = [
+        {"role": "user", "content": options["input"]},
+        call.model_dump(),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "31 degrees"},
+    ]
+    bare = await asking.responses.create(model="demo", input=history[:1], max_output_tokens=1)
+    after = await asking.responses.create(
+        model="demo", input=history, tools=[WEATHER], max_output_tokens=8, tool_choice="none"
+    )
+    assert after.usage.input_tokens > bare.usage.input_tokens + 10
+    assert after.output_text
 
 
-async def test_items_are_the_messages_of_a_chat():
+async def test_items_are_the_messages_of_a_chat(asking):
     items = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": STORY}]},
@@ -203,20 +218,159 @@ async def test_items_are_the_messages_of_a_chat():
         {"role": "assistant", "content": "Once."},
         {"role": "user", "content": "Go on."},
     ]
-    async with client() as asking:
-        answer = await asking.responses.create(
-            model="demo", input=items, max_output_tokens=12, temperature=0
-        )
-        assert answer.output_text == await chat_text(asking, turns, max_tokens=12, temperature=0)
+    answer = await asking.responses.create(
+        model="demo", input=items, max_output_tokens=12, temperature=0
+    )
+    assert answer.output_text == await chat_text(asking, turns, max_tokens=12, temperature=0)
+
+
+# --- beside the text: logprobs, rounds, a choice of tools -----------------------------------------
+
+
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+async def asked(client: httpx.AsyncClient, **fields: Any) -> Any:
+    """The answer of the demo, or the events of a stream."""
+    body = {"model": "demo", "input": STORY, "temperature": 0, "max_output_tokens": 24} | fields
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    if not fields.get("stream"):
+        return response.json()
+    blocks = response.text.strip().split("\n\n")
+    return [json.loads(block.split("\ndata: ")[1]) for block in blocks]
+
+
+async def test_logprobs_are_those_of_a_chat(client):
+    body = {"model": "demo", "temperature": 0}
+    chat = await client.post(
+        "/v1/chat/completions",
+        json=body
+        | {"messages": [{"role": "user", "content": STORY}], "max_tokens": 24}
+        | {"logprobs": True, "top_logprobs": 2},
+    )
+    fields = body | {"input": STORY, "max_output_tokens": 24} | LOGPROBS
+    answer = (await client.post("/v1/responses", json=fields)).json()
+    [part] = answer["output"][0]["content"]
+    expected = chat.json()["choices"][0]["logprobs"]["content"]
+    assert len(part["logprobs"]) == len(expected) > 10
+    for entry, other in zip(part["logprobs"], expected, strict=True):
+        assert entry["token"] == other["token"]
+        assert entry["bytes"] == other["bytes"]
+        assert entry["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+        assert len(entry["top_logprobs"]) == 2
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+    assert answer["top_logprobs"] == 2
+
+
+async def test_a_stream_has_each_logprob_once_with_its_text_and_all_of_them_at_the_end(client):
+    events = await asked(client, stream=True, **LOGPROBS)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert len(deltas) > 2
+    for event in deltas:
+        assert "".join(entry["token"] for entry in event["logprobs"]) == event["delta"]
+    [added] = [event for event in events if event["type"] == "response.content_part.added"]
+    assert added["part"]["logprobs"] == []
+    [done] = [event for event in events if event["type"] == "response.output_text.done"]
+    joined = [entry for event in deltas for entry in event["logprobs"]]
+    [part] = events[-1]["response"]["output"][0]["content"]
+    assert joined == done["logprobs"] == part["logprobs"]
+    assert part["logprobs"]
+
+
+async def test_without_asking_there_are_none(client):
+    [part] = (await asked(client))["output"][0]["content"]
+    assert part["logprobs"] == []
+
+
+async def test_too_many_logprobs_are_refused_by_the_name_that_the_client_wrote():
+    model = replace(served_model(), max_logprob_entries=10)
+    async with client_of(ScriptedGenerator(), model=model) as client:
+        for fields, param in (
+            ({"include": LOGPROBS["include"]}, "include"),
+            (LOGPROBS, "top_logprobs"),
+            ({"speculation": {"details": True}}, "speculation.details"),
+        ):
+            body = {"model": "tiny", "input": "hi", "max_output_tokens": 30} | fields
+            response = await client.post("/v1/responses", json=body)
+            assert response.status_code == 400, fields
+            assert response.json()["error"]["param"] == param
+
+
+async def test_the_rounds_are_told_beside_the_response(client):
+    fields: dict[str, Any] = {"speculation": {"k": 3, "details": True}}
+    answer = await asked(client, **fields)
+    [details] = answer["speculation_details"]
+    text = answer["output"][0]["content"][0]["text"]
+    assert "".join(token["token"] for token in details["tokens"]) == text
+    assert sum(each["num_tokens"] for each in details["rounds"]) == 24
+    assert answer["output"][0]["content"][0]["logprobs"] == []
+    events = await asked(client, **fields, stream=True)
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == text
+    [last] = events[-1]["speculation_details"]
+    told = [one for event in events[:-1] for one in event.get("speculation_details", [])]
+    assert [t for one in told for t in one["tokens"]] == last["tokens"][: len(details["tokens"])]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_only_allowed_functions_are_called(client, is_stream):
+    tools = [WEATHER | {"name": name} for name in ("get_weather", "get_time", "get_news")]
+    choice = allowed("required", "get_time")
+    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    answer = await asked(client, **fields, max_output_tokens=60, stream=is_stream)
+    if is_stream:
+        answer = answer[-1]["response"]
+    [call] = answer["output"]
+    assert call["name"] == "get_time"
+    assert answer["tool_choice"] == choice
+    # The model sees all of them: the prompt is that of a free choice.
+    free = await asked(client, tools=tools, tool_choice="auto", max_output_tokens=1)
+    assert answer["usage"]["input_tokens"] == free["usage"]["input_tokens"]
+
+
+WORDS = "one two three four five six seven eight nine ten "
+CUT = {"truncation": "auto", "instructions": "Be brief."}
+
+
+def turns(num: int) -> list[dict[str, Any]]:
+    """A conversation of `num` questions, each with its answer but the last."""
+    items: list[dict[str, Any]] = []
+    for index in range(num):
+        items.append({"role": "user", "content": f"Question {index}. {WORDS * 4}"})
+        items.append({"role": "assistant", "content": f"Answer {index}."})
+    return items[:-1]
+
+
+async def test_the_oldest_turns_go_where_a_conversation_does_not_fit(client):
+    async def post(items: Any, **fields: Any) -> httpx.Response:
+        body = {"model": "demo", "input": items, "temperature": 0, "max_output_tokens": 8}
+        return await client.post("/v1/responses", json=body | fields)
+
+    whole = turns(30)
+    assert (await post(whole)).json()["error"]["code"] == "context_length_exceeded"
+    cut = (await post(whole, **CUT)).json()
+    assert cut["truncation"] == "auto"
+    # By hand: the longest end that begins with a question and fits.
+    for start in range(0, len(whole), 2):
+        kept = await post(whole[start:], instructions=CUT["instructions"])
+        if kept.status_code == 200:
+            break
+    assert 0 < start < len(whole) - 1
+    assert kept.json()["usage"]["input_tokens"] == cut["usage"]["input_tokens"]
+    assert kept.json()["output"][0]["content"] == cut["output"][0]["content"]
+    # What fits stays whole, and one message that does not fit is refused as it was.
+    small = [(await post(turns(2), **fields)).json() for fields in ({}, {**CUT})]
+    assert small[1]["usage"]["input_tokens"] > small[0]["usage"]["input_tokens"]
+    huge = await post([*turns(2), {"role": "user", "content": WORDS * 400}], **CUT)
+    assert huge.status_code == 400
+    assert huge.json()["error"]["param"] == "input"
+
+
+# --- refusals -------------------------------------------------------------------------------------
 
 
 BODY = {"model": "tiny", "input": "hi"}
-SEARCH = {"type": "web_search"}
-
-
-def allowed(name: str) -> dict[str, Any]:
-    tools = [{"type": "function", "name": name}]
-    return {"type": "allowed_tools", "mode": "required", "tools": tools}
 
 
 @pytest.mark.parametrize(
@@ -247,8 +401,11 @@ def allowed(name: str) -> dict[str, Any]:
         ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tools"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": allowed("f")}, "tool_choice.tools[0].name"),
-        ({"tools": [WEATHER], "tool_choice": allowed("a,b")}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": allowed("required", "f")},
+            "tool_choice.tools[0].name",
+        ),
+        ({"tools": [WEATHER], "tool_choice": allowed("required", "a,b")}, "tool_choice"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
@@ -264,17 +421,17 @@ def allowed(name: str) -> dict[str, Any]:
     ],
 )
 async def test_what_is_not_served_is_refused_by_the_name_that_the_client_wrote(fields, param):
-    async with client_of(ScriptedGenerator()) as asking:
-        response = await asking.post("/v1/responses", json=BODY | fields)
+    async with client_of(ScriptedGenerator()) as scripted:
+        response = await scripted.post("/v1/responses", json=BODY | fields)
     assert response.status_code == (404 if param == "model" else 400)
     assert response.json()["error"]["param"] == param
 
 
 async def test_a_broken_stream_ends_with_an_error_that_the_client_raises():
     scripted = ScriptedGenerator(error=Unavailable("the target is gone"), error_at=1)
-    async with client_of(scripted) as asking:
+    async with client_of(scripted) as client:
         body = {"model": "tiny", "input": "hi", "stream": True}
-        response = await asking.post("/v1/responses", json=body)
+        response = await client.post("/v1/responses", json=body)
     *_, last = response.text.strip().split("\n\n")
     name, data = last.split("\n")
     assert name == "event: error"

@@ -11,12 +11,11 @@ import pytest
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar, Sampling
-from tests.fakes.http import ScriptedGenerator
+from tests.fakes.http import TEXT, ScriptedGenerator
 from tests.harness.http_clients import client_of, events_of, openai_client
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "tiny", "messages": MESSAGES}
-TEXT = {"model": "tiny", "prompt": "hi"}
 BOTH = pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)],

@@ -16,14 +16,11 @@ from deployments.api.requests import prepare_completions, prepare_turn
 from deployments.api.schemas.openapi import OPEN_PATHS, OpenApiPage, openapi_page
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from models.protocol.errors import ServingError
-from tests.fakes.http import ScriptedGenerator, http_service, served_model
+from tests.fakes.http import BODIES, CHAT, TEXT, ScriptedGenerator, http_service, served_model
 from tests.harness.http_clients import client_of
 
 MODEL = served_model()
 PAGE = openapi_page(MODEL, asks_for_keys=True)
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
-PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
@@ -102,7 +99,7 @@ def test_the_page_is_built_once_for_a_model():
     assert fields["max_tokens"]["anyOf"][0]["maximum"] == 7
 
 
-@pytest.mark.parametrize("route", PATHS)
+@pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -131,12 +128,12 @@ def test_the_page_is_built_once_for_a_model():
     ],
 )
 def test_what_is_served_fits_the_page(route, fields):
-    body = PATHS[route] | fields
+    body = BODIES[route] | fields
     assert is_served(route, body)
     assert takes(route, body)
 
 
-@pytest.mark.parametrize("route", PATHS)
+@pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -186,7 +183,7 @@ def test_what_is_served_fits_the_page(route, fields):
     ],
 )
 def test_what_does_not_fit_the_page_is_refused(route, fields):
-    body = PATHS[route] | fields
+    body = BODIES[route] | fields
     assert not takes(route, body)
     assert not is_served(route, body)
 

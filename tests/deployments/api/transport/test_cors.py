@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from deployments.api.http import create_app
 from deployments.api.keys import ApiKeys
 from deployments.api.transport.settings import HttpConfig
 from models.protocol.errors import Unavailable
-from tests.fakes.http import ScriptedGenerator, http_service
+from tests.fakes.http import CHAT, ScriptedGenerator
+from tests.harness.http_clients import client_of
 
 PAGE = "https://chat.example.com"
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 PREFLIGHT = {
     "origin": PAGE,
     "access-control-request-method": "POST",
@@ -26,15 +25,11 @@ PREFLIGHT = {
 }
 
 
-@asynccontextmanager
-async def client_for(
+def client_for(
     origins: Sequence[str], generator: ScriptedGenerator | None = None, **options: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    options["transport"] = HttpConfig(allowed_origins=list(origins))
-    app = create_app(http_service(generator or ScriptedGenerator(), **options))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
+) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    transport = HttpConfig(allowed_origins=list(origins))
+    return client_of(generator or ScriptedGenerator(), transport=transport, **options)
 
 
 @pytest.fixture

@@ -20,14 +20,13 @@ from loadtest.clients.nginx import nginx_before
 from loadtest.clients.processes import NotHere
 from models.protocol.errors import Unavailable
 from router.types import Delta
-from tests.fakes.http import ScriptedGenerator
+from tests.fakes.http import CHAT, ScriptedGenerator
 from tests.harness.http_clients import served
 
 TIMEOUT_S = 3  # nginx's own is 60, our heart's beats are 15 and 45
 LATE_S = 3.0 * TIMEOUT_S
 HEART = HttpConfig(heartbeat_s=0.75, whole_heartbeat_s=0.75, allowed_origins=["https://a.example"])
 NO_HEART = HttpConfig(heartbeat_s=0, whole_heartbeat_s=0)
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 CUT = f"proxy_read_timeout {TIMEOUT_S}s;"
 
 

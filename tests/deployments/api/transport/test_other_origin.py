@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from deployments.api.transport.settings import HttpConfig
-from tests.fakes.http import ScriptedGenerator
+from tests.fakes.http import CHAT, ScriptedGenerator
+from tests.fakes.scripted_server import answer, scripted_server
 from tests.harness.browser.chromium import BrowserPage, browser_page, chromium_path
 from tests.harness.http_clients import served
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 # Reads a stream as pages do; gives its pieces, or what went wrong.
 STREAM = """
 (async () => {
@@ -44,25 +41,9 @@ STREAM = """
 """
 
 
-class _Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>another origin</title>")
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def page_server() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+PAGE = answer(
+    b"<!doctype html><title>another origin</title>", headers={"content-type": "text/html"}
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,12 +64,12 @@ async def streamed(
 
 
 async def test_a_page_that_is_let_in_streams_a_chat(browser: BrowserPage) -> None:
-    with page_server() as origin:
-        transport = HttpConfig(allowed_origins=[origin], heartbeat_s=0.1)
+    with scripted_server(PAGE) as page:
+        transport = HttpConfig(allowed_origins=[page.url], heartbeat_s=0.1)
         generator = ScriptedGenerator(delay_s=0.3)
         with served(generator, transport=transport) as url:
-            found = await streamed(browser, origin, url)
-            refused = await streamed(browser, origin, url, temperature=9)
+            found = await streamed(browser, page.url, url)
+            refused = await streamed(browser, page.url, url, temperature=9)
     assert found["status"] == 200
     assert str(found["id"]).startswith("req-")
     pieces = [str(piece) for piece in found["pieces"]]  # type: ignore[attr-defined]
@@ -101,7 +82,7 @@ async def test_a_page_that_is_let_in_streams_a_chat(browser: BrowserPage) -> Non
 
 async def test_a_page_that_is_not_let_in_reads_nothing(browser: BrowserPage) -> None:
     generator = ScriptedGenerator()
-    with page_server() as origin, served(generator) as url:
-        found = await streamed(browser, origin, url)
+    with scripted_server(PAGE) as page, served(generator) as url:
+        found = await streamed(browser, page.url, url)
     assert "TypeError" in str(found.get("error"))
     assert generator.requests == []

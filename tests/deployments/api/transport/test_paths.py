@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from deployments.api.http import create_app
 from deployments.api.keys import ApiKeys
-from tests.fakes.http import ScriptedGenerator, http_service
-
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-
-
-def client_at(prefix: str = "", **options: Any) -> httpx.AsyncClient:
-    """With a `prefix` as Serve's proxy and uvicorn serve under one: it stays in the path."""
-    app = create_app(http_service(ScriptedGenerator(), **options))
-    transport = httpx.ASGITransport(app, root_path=prefix)
-    return httpx.AsyncClient(transport=transport)
+from tests.fakes.http import CHAT, ScriptedGenerator
+from tests.harness.http_clients import client_of
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm", "/v1"])
@@ -36,7 +25,7 @@ def client_at(prefix: str = "", **options: Any) -> httpx.AsyncClient:
     ],
 )
 async def test_the_route_that_can_only_be_meant_answers(prefix, path):
-    async with client_at(prefix) as client:
+    async with client_of(ScriptedGenerator(), prefix=prefix) as client:
         answer = await client.post(f"http://test{prefix}{path}", json=CHAT)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"] == "The bear."
@@ -58,7 +47,7 @@ async def test_the_route_that_can_only_be_meant_answers(prefix, path):
     ],
 )
 async def test_other_paths_lead_where_they_say(path, status):
-    async with client_at() as client:
+    async with client_of(ScriptedGenerator()) as client:
         answer = await client.get(f"http://test{path}")
     assert answer.status_code == status
     if status != 200:
@@ -69,13 +58,13 @@ async def test_other_paths_lead_where_they_say(path, status):
 async def test_no_spelling_goes_round_the_keys(tmp_path: Path, path):
     key_file = tmp_path / "keys"
     key_file.write_text("alice " + "0" * 64 + "\n")
-    async with client_at(api_keys=ApiKeys(key_file)) as client:
+    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file)) as client:
         assert (await client.get(f"http://test{path}")).status_code == 401
         assert (await client.get("http://test//health/")).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/version", "/", "/docs"])
 async def test_who_asks_for_the_head_alone_gets_its_status(path):
-    async with client_at() as client:
+    async with client_of(ScriptedGenerator()) as client:
         answer = await client.head(f"http://test{path}")
     assert answer.status_code == 200

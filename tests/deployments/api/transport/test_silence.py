@@ -14,18 +14,16 @@ from deployments.api.http import create_app
 from deployments.api.transport.settings import HttpConfig
 from deployments.api.writing.sse import COMMENT
 from models.protocol.errors import DeadlineExceeded
-from tests.fakes.http import ScriptedGenerator, http_service
+from tests.fakes.http import BODIES, CHAT, ScriptedGenerator, http_service
 from tests.harness.http_clients import events_of
 
 pytestmark = pytest.mark.virtual_time
 
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 BEAT_S, WHOLE_BEAT_S = 15.0, 45.0
 EVENTS = pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", CHAT),
-        ("/v1/completions", {"model": "tiny", "prompt": "hi"}),
+        *BODIES.items(),
         ("/v1/responses", {"model": "tiny", "input": "hi"}),
     ],
     ids=["chat", "text", "responses"],

@@ -9,16 +9,9 @@ import pytest
 
 from models.protocol.messages import Grammar
 from router.types import Delta
-from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
+from tests.fakes.http import BODIES, BOTH, CHAT, ScriptedGenerator, tiny_tokenizer
 from tests.harness.http_clients import client_of, events_of
 
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-TEXT = {"model": "tiny", "prompt": "hi"}
-BOTH = pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)],
-    ids=["chat", "text"],
-)
 CHOICES = ["yes", 'no "way"', "<|end|>"]
 LOGPROBS = (-1.0, -3.0, -2.0)
 EXPECTED = [
@@ -34,11 +27,11 @@ def asking(**outputs: Any) -> dict[str, Any]:
 
 
 @BOTH
-async def test_choices_are_weighed_whole_by_default(path: str, body: dict[str, Any]) -> None:
+async def test_choices_are_weighed_whole_by_default(path: str) -> None:
     generator = ScriptedGenerator(deltas=[DELTA])
     async with client_of(generator) as client:
-        answer = await client.post(path, json=body | asking())
-        masked = await client.post(path, json=body | asking(choice_sampling="masked"))
+        answer = await client.post(path, json=BODIES[path] | asking())
+        masked = await client.post(path, json=BODIES[path] | asking(choice_sampling="masked"))
     assert (answer.status_code, masked.status_code) == (200, 200)
     exact, by_mask = generator.requests
     assert exact.grammar is None
@@ -50,10 +43,8 @@ async def test_choices_are_weighed_whole_by_default(path: str, body: dict[str, A
 
 @BOTH
 @pytest.mark.parametrize("n", [1, 3])
-async def test_each_answer_has_the_probabilities_where_asked(
-    path: str, body: dict[str, Any], n: int
-) -> None:
-    wanted = body | asking(choice_probabilities=True) | {"n": n}
+async def test_each_answer_has_the_probabilities_where_asked(path: str, n: int) -> None:
+    wanted = BODIES[path] | asking(choice_probabilities=True) | {"n": n}
     async with client_of(ScriptedGenerator(deltas=[DELTA])) as client:
         answer = await client.post(path, json=wanted)
         stream = await client.post(path, json=wanted | {"stream": True})
@@ -110,13 +101,13 @@ async def test_they_stand_beside_logprobs_and_usage(logprobs: dict[str, Any]) ->
     ],
 )
 async def test_refusals_name_field_and_limit(
-    path: str, body: dict[str, Any], fields: dict[str, Any], param: str | None, words: str
+    path: str, fields: dict[str, Any], param: str | None, words: str
 ) -> None:
     generator = ScriptedGenerator(deltas=[DELTA])
     async with client_of(generator) as client:
         answer = await client.post(
             path,
-            content=json.dumps(body | fields),
+            content=json.dumps(BODIES[path] | fields),
             headers={"content-type": "application/json"},
         )
     assert answer.status_code == 400

@@ -1,25 +1,23 @@
-"""Logprobs over HTTP: OpenAI's two shapes, read by its client; vLLM's for the prompt; echo."""
+"""Logprobs over HTTP: OpenAI's two shapes; vLLM's for the prompt; echo."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from router.types import Delta, ShownToken
-from tests.fakes.http import SPECIALS, ScriptedGenerator, tiny_tokenizer
-from tests.harness.http_clients import client_of, events_of, openai_client
+from tests.fakes.http import CHAT, SPECIALS, ScriptedGenerator, tiny_tokenizer
+from tests.harness.http_clients import client_of, events_of
 
 TOKENIZER = tiny_tokenizer()
 [EOS] = TOKENIZER.eos_ids
 [A] = TOKENIZER.encode_piece("a")
 THE = TOKENIZER.encode_piece("The")
 EURO = TOKENIZER.encode_piece("€")  # three tokens of one byte each
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "The"}
 
 
@@ -99,10 +97,10 @@ async def test_a_chat_stream_has_them_with_their_text():
     response = await post(generator(), "/v1/chat/completions", CHAT | fields)
     choices = [event["choices"][0] for event in events_of(response.text)[:-1]]
     assert [choice["delta"].get("content") for choice in choices] == ["", "a", "€", None]
-    assert [choice["logprobs"] and choice["logprobs"]["content"] for choice in choices] == [
+    assert [choice["logprobs"] for choice in choices] == [
         None,
-        CONTENT[:1],
-        CONTENT[1:],
+        {"content": CONTENT[:1], "refusal": None},
+        {"content": CONTENT[1:], "refusal": None},
         None,
     ]
 
@@ -210,39 +208,3 @@ async def test_special_tokens_of_an_echoed_prompt_have_their_place():
     logprobs = (await post(scripted, "/v1/completions", body)).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == [SPECIALS[2], "a", SPECIALS[0], "a"]
     assert logprobs["text_offset"] == [0, len(SPECIALS[2]), len(SPECIALS[2]) + 1, len(prompt)]
-
-
-# --- the client -----------------------------------------------------------------------------------
-
-
-def test_the_openai_client_understands_them():
-    with openai_client(generator()) as client:
-        _check_chat(client)
-        text = client.completions.create(model="tiny", prompt="The", logprobs=2)
-    logprobs = text.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens == TEXT_LOGPROBS["tokens"]
-    assert logprobs.token_logprobs == TEXT_LOGPROBS["token_logprobs"]
-    assert logprobs.text_offset == TEXT_LOGPROBS["text_offset"]
-
-
-def _check_chat(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": "hi"}]
-    whole = client.chat.completions.create(
-        model="tiny", messages=messages, logprobs=True, top_logprobs=2
-    )
-    assert whole.choices[0].logprobs is not None
-    content = whole.choices[0].logprobs.content
-    assert content is not None
-    assert [token.model_dump() for token in content] == CONTENT
-    stream = client.chat.completions.create(
-        model="tiny", messages=messages, logprobs=True, top_logprobs=2, stream=True
-    )
-    tokens = [
-        token.model_dump()
-        for chunk in stream
-        for choice in chunk.choices
-        if choice.logprobs is not None
-        for token in choice.logprobs.content or []
-    ]
-    assert tokens == CONTENT

@@ -13,17 +13,22 @@ import httpx
 import msgspec
 import pytest
 
-from deployments.api.http import create_app
 from deployments.api.writing.chat_writer import ChatWriter
-from deployments.api.writing.json_chunks import JsonItems, coalesced, items_in_one, with_value
-from deployments.api.writing.slices import SLICE_S, in_slices
+from deployments.api.writing.json_chunks import (
+    SLICE_S,
+    JsonItems,
+    coalesced,
+    in_slices,
+    items_in_one,
+    with_value,
+)
 from deployments.api.writing.text_writer import TextWriter
 from deployments.api.writing.writers import AnswerHead
 from models.protocol.messages import TokenLogprobs, Verdict
 from models.protocol.packed_logprobs import MAX_PACKED_BYTES, pack, unpack
 from router.types import Delta, Finished, ShownToken
-from tests.fakes.http import STATS, ScriptedGenerator, http_service, served_model, tiny_tokenizer
-from tests.harness.http_clients import openai_client
+from tests.fakes.http import STATS, ScriptedGenerator, served_model, tiny_tokenizer
+from tests.harness.http_clients import client_of, openai_client
 
 TOKENIZER = tiny_tokenizer()
 NUM_TOP = 20
@@ -103,11 +108,9 @@ async def watched_loop() -> AsyncIterator[Callable[[], float]]:
 async def test_others_run_while_a_long_list_is_written(path: str, fields: dict[str, Any]) -> None:
     """A writer that does it in one go stands still for all of the time it takes."""
     body = (CHAT if "chat" in path else TEXT | {"prompt": [5] * LONG}) | fields
-    service = http_service(LongLists(), body_limit_bytes=1_000_000)
-    service.model = served_model(max_model_len=LONG + 100)
-    app = create_app(service)
+    model = served_model(max_model_len=LONG + 100)
     async with (
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+        client_of(LongLists(), model=model, body_limit_bytes=1_000_000) as client,
         watched_loop() as longest,
     ):
         began_s = time.thread_time()
@@ -202,10 +205,7 @@ def test_a_client_reads_a_long_body() -> None:
 
 async def asked(path: str, body: dict[str, Any], **limits: Any) -> httpx.Response:
     generator = ScriptedGenerator()
-    service = http_service(generator)
-    service.model = served_model(**limits)
-    transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(generator, model=served_model(**limits)) as client:
         response = await client.post(path, json=body)
     assert (response.status_code == 200) == bool(generator.requests)
     return response

@@ -13,7 +13,7 @@ from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from router.types import Delta, Detokenizer, Finished, GenerationRequest, ShownToken
 from tests.fakes.http import STATS, ScriptedGenerator, tiny_tokenizer
-from tests.harness.http_clients import client_of, events_of, openai_client
+from tests.harness.http_clients import client_of, events_of
 
 TOKENIZER = tiny_tokenizer()
 PROMPTS = ["The", "old bear", "a€"]
@@ -166,14 +166,3 @@ async def test_a_refusal_says_which(fields, param, message):
     assert response.json()["error"]["param"] == param
     assert message in response.json()["error"]["message"]
     assert scripted.requests == []
-
-
-def test_the_openai_client_sends_lists_of_prompts():
-    with openai_client(PromptTeller()) as client:
-        whole = client.completions.create(model="tiny", prompt=PROMPTS, n=2, seed=5)
-        stream = client.completions.create(model="tiny", prompt=IDS, seed=5, stream=True)
-        texts = {chunk.choices[0].index: chunk.choices[0].text for chunk in stream if chunk.choices}
-    assert [choice.text for choice in whole.choices] == [
-        f"({text}{seed})" for text in PROMPTS for seed in (5, 6)
-    ]
-    assert set(texts) == {0, 1, 2}

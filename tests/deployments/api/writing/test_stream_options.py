@@ -11,14 +11,9 @@ from deployments.api.writing.obfuscation import sealing
 from models.protocol.errors import Unavailable
 from models.protocol.messages import TokenLogprobs
 from router.types import Delta, ShownToken
-from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
-from tests.harness.http_clients import client_of, events_of, openai_client
+from tests.fakes.http import BODIES, BOTH, ScriptedGenerator
+from tests.harness.http_clients import client_of, events_of
 
-BODIES = {
-    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"model": "tiny", "prompt": "hi"},
-}
-BOTH = pytest.mark.parametrize("path", BODIES, ids=["chat", "text"])
 # Three tokens, the second without text of its own.
 DELTAS = (Delta("a", (5,)), Delta("", (6,)), Delta("bc", (7, 8)))
 
@@ -82,25 +77,6 @@ async def test_each_choice_counts_for_itself(path):
     assert [counts[-1] for counts in by_choice.values()] == [1, 2]
     assert all(counts == sorted(counts) for counts in by_choice.values())
     assert last["usage"]["completion_tokens"] == 3
-
-
-def test_the_openai_client_reads_usage_on_every_event():
-    with openai_client(ScriptedGenerator()) as client:
-        chunks = list(
-            client.chat.completions.create(
-                model="tiny",
-                messages=[{"role": "user", "content": "hi"}],
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body={
-                    "stream_options": {"include_usage": True, "continuous_usage_stats": True}
-                },
-            )
-        )
-    assert [chunk.usage and chunk.usage.completion_tokens for chunk in chunks] == [
-        *(0, 1, 2, 3, 3),
-        3,
-    ]
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -173,15 +149,3 @@ def test_what_fills_an_event_is_random():
         assert len(sealed(filled)) in (512, 1024)
     assert len(sealing("m" * 600)(body)) == 2048
     assert len(sealed(b'{"id":"%s"}' % (b"x" * 300_000))) == 5 * 65_536
-
-
-def test_the_openai_client_reads_obfuscated_streams():
-    tokens = tiny_tokenizer().encode_piece("a")
-    with openai_client(ScriptedGenerator(deltas=[Delta("a", tuple(tokens))] * 3)) as client:
-        stream = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            stream=True,
-            stream_options={"include_obfuscation": True},
-        )
-        assert "".join(c.choices[0].delta.content or "" for c in stream) == "aaa"

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.report.prompts import demo_prompts
 from models.protocol.messages import Grammar
-from router.limits import SessionLimits, SpeculationLimits
+from router.limits import SpeculationLimits
 from tests.cases.grammar import TEN_SCHEMAS
 from tests.harness.local import (
     DEMO,
@@ -21,7 +21,6 @@ from tests.harness.local import (
     make_request,
 )
 
-IN_TIME = SessionLimits(draft_ms=20_000)
 AHEAD = {"draft_ahead": 9}
 
 
@@ -34,7 +33,6 @@ async def test_drafts_ahead_change_no_text(temperature: float, free: Speculation
             DEMO / "target",
             DEMO / "draft",
             speculation=speculation,
-            limits=IN_TIME,
         ) as service:
             for k in (0, 5, None):
                 found = await answers(service, demo_prompts(3, kind="story"), temperature, k)
@@ -57,7 +55,6 @@ async def test_texts_under_a_grammar_are_drafted_in_turn_beside_those_ahead() ->
             DEMO / "draft",
             grammar_host=demo_grammar_host(),
             speculation=speculation,
-            limits=IN_TIME,
         ) as service:
             eos_ids = demo_tokenizer().eos_ids
             held, free = await asyncio.gather(

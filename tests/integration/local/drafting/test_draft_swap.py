@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from deployments.config.live_draft import WantedDraft
 from deployments.config.sections.models import ModelConfig
@@ -132,20 +130,6 @@ async def local_drafts(first: str | Path, *later: str | Path) -> AsyncIterator[L
         await drafts.swap.close()
         for draft in (*made, *ready):
             await draft.engine_pool.close()
-
-
-@pytest.fixture(scope="module")
-def good_draft(tiny_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's own weights but for a little noise: often right, `tiny_draft` hardly ever."""
-    folder = tmp_path_factory.mktemp("good")
-    model = LlamaForCausalLM.from_pretrained(tiny_target)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.add_((0.1 * weight.float().std() * noise).to(weight.dtype))
-    model.save_pretrained(folder)
-    return folder
 
 
 @asynccontextmanager

@@ -109,7 +109,6 @@ async def test_a_draft_that_dies_mid_stream(
         speculation=SpeculationLimits(
             prompt_lookup_max=lookup_max, suffix_decoding_max_tree_depth=0
         ),
-        limits=IN_TIME,
     ) as service:
         assert service.draft_pool is not None
         ids: list[int] = []

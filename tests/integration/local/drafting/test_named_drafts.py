@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
@@ -32,18 +33,15 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 NUM_TOKENS = 150  # three messages of a replay
 NAMES = ("draft_model", "other")
 
+Serving = Callable[..., AbstractAsyncContextManager[LocalService]]
+
 
 @pytest.fixture
-def other_draft(tiny_target: str, tmp_path: Path) -> Path:
-    """The target's own weights but for a little noise: often right."""
-    model = LlamaForCausalLM.from_pretrained(tiny_target)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.add_((0.1 * weight.float().std() * noise).to(weight.dtype))
-    model.save_pretrained(tmp_path)
-    return tmp_path
+def serving(tiny_target: str, tiny_draft: str, good_draft: Path) -> Serving:
+    """Serve both draft models; the options are those of `local_service`."""
+    return functools.partial(
+        local_service, Path(tiny_target), Path(tiny_draft), further_drafts={"other": good_draft}
+    )
 
 
 def request(name: str, temperature: float, **fields: object) -> GenerationRequest:
@@ -89,16 +87,11 @@ async def run(service: LocalService, asked: GenerationRequest) -> tuple[list[Del
 @pytest.mark.parametrize("penalty", [0.0, 0.7], ids=["", "penalised"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
 async def test_what_a_draft_would_have_drafted_is_what_it_drafts(
-    tiny_target: str, tiny_draft: str, other_draft: Path, temperature: float, penalty: float
+    serving: Serving, temperature: float, penalty: float
 ) -> None:
     """Whoever drafted the answer, each draft model's replay of it foretells every round that the
     draft model has when it drafts itself."""
-    async with local_service(
-        Path(tiny_target),
-        Path(tiny_draft),
-        further_drafts={"other": other_draft},
-        limits=SessionLimits(draft_ms=20_000),
-    ) as service:
+    async with serving() as service:
         rounds, replays, texts = {}, [], set()
         for name in NAMES:
             for k in (1, 4):
@@ -140,15 +133,10 @@ def test_rounds_are_counted_from_what_matches() -> None:
 
 
 async def test_no_text_depends_on_who_is_chosen_and_what_is_compared_is_believed(
-    tiny_target: str, tiny_draft: str, other_draft: Path
+    serving: Serving,
 ) -> None:
     """Sessions that name nobody try both; acceptance of both is known though one drafted little."""
-    async with local_service(
-        Path(tiny_target),
-        Path(tiny_draft),
-        further_drafts={"other": other_draft},
-        limits=SessionLimits(draft_ms=20_000),
-    ) as service:
+    async with serving() as service:
         ids, _, _ = await service.generate(request("plain", 1.0, k=0))
         for number in range(8):
             asked = request(f"any-{number}", 1.0, compare=number == 7)
@@ -161,19 +149,13 @@ async def test_no_text_depends_on_who_is_chosen_and_what_is_compared_is_believed
 
 
 async def test_shares_of_the_traffic_are_pinned_and_change_while_it_serves(
-    tiny_target: str, tiny_draft: str, other_draft: Path
+    serving: Serving,
 ) -> None:
     """The same text from both halves; metrics count the draft tokens of each by its name."""
     halves = {"draft_model": 0.5, "other": 0.5}
     speculation = NO_LOOKUP.model_copy(update={"draft_shares": halves})
     metrics = RequestMetrics(Meters({"model_name": "m"}))
-    async with local_service(
-        Path(tiny_target),
-        Path(tiny_draft),
-        further_drafts={"other": other_draft},
-        limits=SessionLimits(draft_ms=20_000),
-        speculation=speculation,
-    ) as service:
+    async with serving(speculation=speculation) as service:
         drafted, texts = Counter[str](), set()
         for number in range(8):
             deltas, end = await run(service, request(f"half-{number}", 1.0, k=3))
@@ -198,13 +180,10 @@ async def test_shares_of_the_traffic_are_pinned_and_change_while_it_serves(
 
 @pytest.mark.parametrize("dead", [None, "draft_model"], ids=["", "one-is-away"])
 async def test_a_share_of_the_answers_is_compared_when_they_are_over(
-    tiny_target: str, tiny_draft: str, other_draft: Path, dead: str | None
+    serving: Serving, dead: str | None
 ) -> None:
     speculation = SpeculationLimits(compare_share=1.0)
-    async with local_service(
-        Path(tiny_target),
-        Path(tiny_draft),
-        further_drafts={"other": other_draft},
+    async with serving(
         limits=SessionLimits(draft_ms=20_000, queue_wait_s=1.0),
         speculation=speculation,
     ) as service:
@@ -226,14 +205,9 @@ async def test_a_share_of_the_answers_is_compared_when_they_are_over(
 
 
 async def test_a_rule_by_which_texts_depend_on_the_draft_has_one_draft(
-    tiny_target: str, tiny_draft: str, other_draft: Path
+    serving: Serving,
 ) -> None:
-    async with local_service(
-        Path(tiny_target),
-        Path(tiny_draft),
-        further_drafts={"other": other_draft},
-        limits=SessionLimits(draft_ms=20_000),
-    ) as service:
+    async with serving() as service:
         for number in range(6):
             asked = make_request(
                 f"ratio-{number}", PROMPT, temperature=1.0, k=3, verification="rejection"

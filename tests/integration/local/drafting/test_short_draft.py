@@ -76,7 +76,7 @@ async def test_beyond_the_drafts_context_prompt_lookup_goes_on(pair: Path, promp
         await asyncio.sleep(0.1)
         assert num_draft_leases(service) == 1
         assert service.draft is not None
-        assert service.draft.stats().num_prefill_rows <= DRAFT_LEN  # read once, or not at all
+        assert service.draft.load().num_prefill_rows <= DRAFT_LEN  # read once, or not at all
         assert ids == lookup_ids == plain_ids
         num_rounds = finished.speculation.num_rounds
         print(plain.speculation.num_rounds, by_lookup.speculation.num_rounds, num_rounds)
@@ -104,7 +104,7 @@ async def test_a_draft_that_is_outgrown_gives_its_place_to_others_at_once(pair: 
                 assert event.speculation.num_rounds < NUM_TOKENS
                 break
             ids.extend(event.token_ids)
-            num_drafting.append((len(prompt) + len(ids), service.draft.stats().num_sessions))
+            num_drafting.append((len(prompt) + len(ids), service.draft.load().num_sessions))
             await asyncio.sleep(0.001)
         assert max(num for length, num in num_drafting if length <= DRAFT_LEN) == 1
         assert {num for length, num in num_drafting if length > DRAFT_LEN + 50} == {0}

@@ -18,6 +18,7 @@ from models.protocol.errors import MaskUnavailable, Unavailable, UnsupportedGram
 from models.protocol.messages import ConstraintReply, ConstraintRequest, Grammar, MaskRequest
 from router.limits import SessionLimits
 from router.types import Finished, GenerationRequest, LookaheadSettings
+from tests.cases.lookahead.compared import TERMS
 from tests.cases.lookahead.letters import EOS_IDS, VOCAB_SIZE, letters_compiler, text_of
 from tests.cases.lookahead.lossy import check_all_happened, faults_of_every_kind, lossy_options
 from tests.cases.lookahead.pair import write_pair
@@ -86,21 +87,8 @@ def steered(request_id: str, method: str, **terms: Any) -> GenerationRequest:
         grammar=terms.pop("grammar", GRAMMAR),
         verification="rejection" if method == "cdsl" else "coupled",
     )
-    options: dict[str, Any] = {
-        "length": 4,
-        "candidates": 3,
-        "rollout": "sampled",
-        "accept_threshold": 0.5,
-        "reward_threshold": 0.5,
-        "commit": "token",
-    }
-    options |= terms
-    settings = LookaheadSettings(
-        method=method,  # type: ignore[arg-type]
-        reward=json.dumps(REWARD),
-        text_of=text_of,
-        **options,
-    )
+    options = TERMS | {"method": method, "candidates": 3, "rollout": "sampled"} | terms
+    settings = LookaheadSettings(reward=json.dumps(REWARD), text_of=text_of, **options)
     return replace(request, lookahead=settings)
 
 

@@ -20,6 +20,7 @@ from router.lookahead.loop import run_lookahead
 from router.lookahead.session import open_lookahead
 from router.rollout_places import RolloutPlaces
 from router.types import Delta, GenerationRequest, LookaheadSettings
+from tests.cases.lookahead.compared import TERMS
 from tests.cases.lookahead.lossy import check_all_happened, faults_of_every_kind, lossy_options
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
@@ -52,19 +53,9 @@ def text_of(ids: Sequence[int]) -> str:
 def steered(request_id: str, method: str = "cdlh", reward: Any = REWARD, **terms: Any) -> Any:
     max_tokens, prompt = terms.pop("max_tokens", 8), terms.pop("prompt", PROMPT)
     request = make_request(request_id, prompt, max_tokens=max_tokens, seed=4)
-    settings: dict[str, Any] = {
-        "method": method,
-        "length": 4,
-        "candidates": 4,
-        "accept_threshold": 0.5,
-        "reward_threshold": 0.5,
-        "commit": "token",
-    }
-    settings |= terms
-    return replace(
-        request,
-        lookahead=LookaheadSettings(reward=json.dumps(reward), text_of=text_of, **settings),
-    )
+    options = TERMS | {"method": method} | terms
+    settings = LookaheadSettings(reward=json.dumps(reward), text_of=text_of, **options)
+    return replace(request, lookahead=settings)
 
 
 class Watched:
@@ -212,7 +203,7 @@ async def test_roll_outs_beyond_the_routers_places_wait(model: Path) -> None:
         async def answer(number: int) -> None:
             nonlocal most
             async for _ in generator.generate(steered(f"r{number}"), IdDetokenizer()):
-                most = max(most, service.target.stats().num_sessions)
+                most = max(most, service.target.load().num_sessions)
 
         await asyncio.gather(*(answer(number) for number in range(3)))
         assert most == 1 + 4
@@ -266,7 +257,7 @@ async def test_a_client_that_leaves_frees_all_sessions(model: Path) -> None:
     async with serving(model) as service:
         generator = service.generator.generate(steered("r", max_tokens=60), IdDetokenizer())
         await anext(generator)
-        assert service.target.stats().num_sessions == 5
+        assert service.target.load().num_sessions == 5
         await generator.aclose()
         assert await service.freed()
 

@@ -80,12 +80,14 @@ def test_a_figure_that_was_typed_by_hand_is_overwritten() -> None:
 def test_the_check_says_what_is_out_of_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "README.md").write_text("<!-- figures: gpu-tests -->\n<!-- end of figures -->\n")
+    (tmp_path / "README.md").write_text(
+        "<!-- figures: kinds-in-short -->\n<!-- end of figures -->\n"
+    )
     assert main(["--check"], tmp_path) == 1
     assert capsys.readouterr().out == "out of date: README.md\n"
     assert main([], tmp_path) == 0
     assert main(["--check"], tmp_path) == 0
-    assert "| run | passed |" in (tmp_path / "README.md").read_text()
+    assert "| extraction |" in (tmp_path / "README.md").read_text()
 
 
 def test_a_block_with_an_unknown_name_is_refused_with_the_page(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
@@ -24,18 +22,13 @@ from tests.fakes.engines import (
     make_runner,
     make_target,
     random_prompt,
-    tiny_checkpoint,
+    reference_model,
 )
 
 pytestmark = pytest.mark.every_engine
 
 SEEDED = Sampling(seed=5)
 PROMPT = random_prompt(3, 41)
-
-
-@cache
-def reference_model() -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
 
 
 def logprobs_after(ids: list[int]) -> list[float]:

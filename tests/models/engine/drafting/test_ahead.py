@@ -15,6 +15,7 @@ from models.engine.drafting import ahead
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Close, Proposal, Propose, Sampling
 from models.scheduler.sessions import Session
+from tests.cases.kv_tokens import num_kv_tokens
 from tests.cases.messages import opening, proposing
 from tests.fakes.engines import EOS_ID, EPOCH, drain, make_runner, random_prompt
 
@@ -277,7 +278,7 @@ def test_a_session_that_ends_or_has_new_terms_leaves_nothing() -> None:
         drafting.engine.submit(Close(session_id=name, epoch=EPOCH), "r")
     assert list(drafting.engine.forks) == []
     drafting.check()
-    assert drafting.engine.stats().num_kv_tokens == 0
+    assert num_kv_tokens(drafting.engine) == 0
 
 
 def test_rows_that_are_lost_before_a_draft_is_looked_at_are_not_forked() -> None:

@@ -267,16 +267,7 @@ def test_small_caches_take_trees_and_preempt(kind: str, num_tokens: int, oracle:
     engine = TargetEngine(made, NoMaskSource(), EPOCH)
     link = Link(engine)
     clients = clients_of(link, SAMPLED, own_drafts=True, num_sessions=5)
-    waiting = list(clients)
-    for _ in range(1000):
-        replies = link.tick()
-        for client in list(waiting):
-            client.on_replies([], replies)
-            if client.is_done:
-                client.close()
-                waiting.remove(client)
-        engine.runner.pool.check(engine.block_tables())
-    assert [client.text for client in clients] == plain
+    assert run_clients(clients) == plain
     assert oracle.num_side_tokens > 0
     assert engine.load().num_preemptions > 0
     assert engine.num_used_blocks == 0

@@ -19,7 +19,7 @@ from models.kv.storage import KVSizes
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from models.gpu.kernels import attention
-from models.gpu.kernels.attention import paged_varlen_attn, tile_sizes
+from models.gpu.kernels.attention import paged_varlen_attn
 
 CPU = torch.device("cpu")
 OWN = VarlenKernel(paged_varlen_attn, True, wants_cumulative_keys=False, name="Triton")
@@ -57,16 +57,6 @@ def test_it_passes_the_probe(
     """Mixed, single and padded rows, with windows, over slots of NaN that nobody has written."""
     monkeypatch.setattr(attention, "PART_KEYS", part_keys)
     assert probe(OWN, sizes(heads, head_dim, block_size), CPU, unwritten=math.nan) == ""
-
-
-def test_a_tile_has_room_for_a_round_of_all_heads() -> None:
-    assert {group: tile_sizes(group) for group in (1, 2, 4, 7, 8)} == {
-        1: (16, 16),
-        2: (8, 16),
-        4: (8, 32),
-        7: (9, 64),
-        8: (8, 64),
-    }
 
 
 def test_it_gives_the_shapes_of_a_device_without_values() -> None:

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from models.gpu.operands import Norm, Rotation, Slots
-from models.gpu.operations import TorchOperations
+from models.gpu.operations import TORCH, LayerOperations, triton_operations
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from models.gpu.kernels.operations import TritonOperations
-
-PLAIN, KERNELS = TorchOperations(), TritonOperations()
+PLAIN, KERNELS = TORCH, triton_operations()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = [16, 40, 64, 1000, 2048]
 
@@ -72,7 +70,7 @@ def test_heads_are_rotated_and_stored(
     head_norm = Norm(weight, 1e-6) if is_normed else None
     row_slots = torch.tensor([7, 8, 9, 39, 0, 20])
 
-    def placed(operations: TorchOperations | TritonOperations, dtype: torch.dtype) -> list[Tensor]:
+    def placed(operations: LayerOperations, dtype: torch.dtype) -> list[Tensor]:
         shape = num_slots, num_key_heads, head_dim
         slots = Slots(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), row_slots)
         parts = mixed, rotation.cos, rotation.sin, weight

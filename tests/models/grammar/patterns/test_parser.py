@@ -8,9 +8,8 @@ import warnings
 
 import pytest
 
-from models.grammar.limits import RegexLimits
 from models.grammar.patterns.parser import parse_regex
-from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
+from models.grammar.patterns.tree import Chars, Choice, Node, Repeat, Sequence
 from models.grammar.regex import simplified
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.regex import ALPHABET, random_pattern
@@ -38,13 +37,13 @@ def rewritten(node: Node) -> str:
         case Repeat():
             high = "" if node.high is None else node.high
             return f"(?:{rewritten(node.part)}){{{node.low},{high}}}"
-        case Anchor() | Look():
+        case _:
             raise AssertionError("anchors and look-ahead are resolved before")
 
 
 def served(pattern: str) -> re.Pattern[str]:
     """What is served for a pattern, for texts of the alphabet."""
-    tree = parse_regex(pattern, RegexLimits())
+    tree = parse_regex(pattern)
     return re.compile(rewritten(simplified(tree, at_start=True, at_end=True)))
 
 
@@ -102,7 +101,7 @@ def test_every_text_is_a_pattern_or_a_short_refusal() -> None:
     for _ in range(3000):
         pattern = "".join(rng.choices(noise, k=rng.randint(1, 12)))
         try:
-            parse_regex(pattern, RegexLimits(), is_shared=rng.random() < 0.5)
+            parse_regex(pattern, is_shared=rng.random() < 0.5)
         except UnsupportedGrammar as refusal:
             refusals.append(refusal.message)
     assert 1000 < len(refusals) < 2900
@@ -112,7 +111,7 @@ def test_every_text_is_a_pattern_or_a_short_refusal() -> None:
 def test_sets_that_may_mean_something_else_one_day_warn_nobody() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        parse_regex("[[a]&&[b||c]]", RegexLimits())
+        parse_regex("[[a]&&[b||c]]")
 
 
 @pytest.mark.parametrize(

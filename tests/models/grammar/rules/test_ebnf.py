@@ -9,7 +9,6 @@ import random
 import pytest
 
 from models.grammar.compiler import GrammarCompiler
-from models.grammar.limits import RuleLimits
 from models.grammar.rules.ebnf import START, is_ebnf, parse_ebnf
 from models.grammar.rules.write import written
 from models.grammar.state import CompiledGrammar
@@ -72,7 +71,7 @@ def test_the_lexer_reads_lexemes_only_where_it_may(
 ) -> None:
     found = words(compiler.compile(ebnf(text)), vocabulary, "abc")
     assert expected <= found
-    lark = written(parse_ebnf(text, RuleLimits()), START, RuleLimits())
+    lark = written(parse_ebnf(text), START)
     assert ("TEXT" in lark) == has_lexemes
 
 

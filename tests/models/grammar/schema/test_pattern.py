@@ -10,20 +10,18 @@ import jsonschema
 import pytest
 
 from models.grammar.compiler import GrammarCompiler
-from models.grammar.limits import RegexLimits
 from models.grammar.schema.pattern import rust_patterns
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.grammar import Vocabulary, json_schema, random_text
+from tests.cases.rules import accepts
 
 # What sets may mean one day is Python's to warn of.
 pytestmark = pytest.mark.filterwarnings("ignore:Possible (nested )?set:FutureWarning")
 
 
-def accepts(vocabulary: Vocabulary, compiler: GrammarCompiler, pattern: str, text: str) -> bool:
-    schema = {"type": "string", "pattern": pattern}
-    state = compiler.compile(json_schema(schema)).start()
-    ids = vocabulary.encode(json.dumps(text, ensure_ascii=False))
-    return all(state.advance(token) for token in ids) and state.is_complete
+def matches(vocabulary: Vocabulary, compiler: GrammarCompiler, pattern: str, text: str) -> bool:
+    compiled = compiler.compile(json_schema({"type": "string", "pattern": pattern}))
+    return accepts(compiled, vocabulary, json.dumps(text, ensure_ascii=False))
 
 
 # Where Rust, ECMA 262 and Python differ, or may: pattern, texts that match, texts that do not.
@@ -88,10 +86,10 @@ def test_patterns_mean_what_validators_read(
 ) -> None:
     pattern, good, bad = case
     for text in good:
-        assert accepts(vocabulary, compiler, pattern, text), text
+        assert matches(vocabulary, compiler, pattern, text), text
         assert re.search(pattern, text), text
     for text in bad:
-        assert not accepts(vocabulary, compiler, pattern, text), text
+        assert not matches(vocabulary, compiler, pattern, text), text
 
 
 @pytest.mark.parametrize("case", ECMA, ids=lambda case: repr(case[0]))
@@ -99,8 +97,8 @@ def test_spellings_of_ecma_alone_are_read(
     vocabulary: Vocabulary, compiler: GrammarCompiler, case: tuple[str, list[str], list[str]]
 ) -> None:
     pattern, good, bad = case
-    assert [text for text in good if not accepts(vocabulary, compiler, pattern, text)] == []
-    assert [text for text in bad if accepts(vocabulary, compiler, pattern, text)] == []
+    assert [text for text in good if not matches(vocabulary, compiler, pattern, text)] == []
+    assert [text for text in bad if matches(vocabulary, compiler, pattern, text)] == []
 
 
 @pytest.mark.parametrize(
@@ -211,7 +209,7 @@ def test_what_both_read_alike_is_served_whole(
     for _ in range(150):
         pattern = a_pattern(rng)
         try:
-            rust_patterns(pattern, RegexLimits())
+            rust_patterns(pattern)
         except UnsupportedGrammar:
             continue
         num_served += 1

@@ -13,9 +13,9 @@ import jsonschema
 import pytest
 
 from models.grammar.compiler import GrammarCompiler
-from models.grammar.state import CompiledGrammar
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.grammar import Vocabulary, allowed, json_schema
+from tests.cases.rules import accepts
 
 OPEN: dict[str, dict[str, Any]] = {
     "const": {
@@ -84,11 +84,6 @@ def an_object(rng: random.Random, depth: int = 1) -> str:
 
 def check(schema: dict[str, Any], text: str) -> None:
     jsonschema.validate(json.loads(text), schema)
-
-
-def accepts(compiled: CompiledGrammar, vocabulary: Vocabulary, text: str) -> bool:
-    state = compiled.start()
-    return all(map(state.advance, vocabulary.encode(text))) and state.is_complete
 
 
 @pytest.mark.parametrize("name", OPEN)

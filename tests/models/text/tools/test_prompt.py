@@ -13,16 +13,22 @@ from transformers import PreTrainedTokenizerFast
 from models.protocol.errors import InvalidRequest
 from models.text.chat_template import ChatTemplates
 from models.text.tokenizer import Tokenizer
-from models.text.tools.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from models.text.tools.hermes import HERMES
+from models.text.tools.formats import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_SPACED,
+    PLAIN_JSON,
+    detected_layout,
+    named_layout,
+)
 from models.text.tools.layout import ToolLayout
-from models.text.tools.llama import LLAMA3_JSON
-from models.text.tools.mistral import MISTRAL, MISTRAL_ARGS, MISTRAL_SPACED
-from models.text.tools.plain import PLAIN_JSON
 from models.text.tools.prompt import TurnFormats, turn_formats
-from models.text.tools.registry import detected_layout, named_layout
 from tests.harness.local import demo_tokenizer
-from tests.models.text.test_tokenizer import END, byte_level
+from tests.models.text.test_tokenizer import END, trained
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -62,7 +68,7 @@ WITH_TEXTS = (
 
 def folder_of(path: Path, template: str | list[dict[str, str]]) -> Path:
     PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), eos_token=END, bos_token="<s>"
+        tokenizer_object=trained(), eos_token=END, bos_token="<s>"
     ).save_pretrained(path)
     file = path / "tokenizer_config.json"
     settings = json.loads(file.read_text())

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from models.text.tools.hermes import HERMES
-from models.text.tools.plain import PLAIN_JSON
+from models.text.tools.formats import HERMES, PLAIN_JSON
 from models.text.tools.reader import ArgumentsPart, CallBegun, Piece, Said, Thought, TurnReader
 from models.text.tools.reasoning import REASONING
 from models.text.tools.turn import Turn
-from tests.cases.tools.turns import ALL_LAYOUTS, LAYOUT_IDS, TOOLS, TurnCase, cases_of, turn_of
+from tests.cases.tools.turns import ALL_LAYOUTS, LAYOUT_IDS, cases_of, turn_of
 
 _NUM_SPLITS = 40
 
@@ -119,9 +118,3 @@ def test_a_tag_that_the_prompt_had_may_be_repeated():
 )
 def test_the_end_of_the_prompt_says_whether_a_block_is_open(name, prompt_end, start):
     assert REASONING[name].start_after(prompt_end) == start
-
-
-def test_a_mistake_in_the_cases_would_be_seen():
-    case: TurnCase = cases_of(HERMES)[0]
-    assert read(case.turn, [case.text.replace("get_weather", "get")])[2] != case.calls
-    assert len(TOOLS) == 2

@@ -13,9 +13,8 @@ from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
 from models.text.tokenizer import Tokenizer
+from models.text.tools.formats import HERMES, MISTRAL
 from models.text.tools.grammar import tool_line, turn_grammar
-from models.text.tools.hermes import HERMES
-from models.text.tools.mistral import MISTRAL
 from models.text.tools.reasoning import REASONING
 from models.text.tools.turn import CallableTool, Turn
 from tests.cases.tools.turns import ALL_LAYOUTS, CALLS, LAYOUT_IDS, TOOLS, cases_of, turn_of

@@ -1,0 +1,67 @@
+"""The page at /docs: it is open, and what it shows is behind the key."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from deployments.api.keys import ApiKeys
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.browser.chromium import browser_page, chromium_path
+from tests.harness.http_clients import client_of, served
+
+KEY = "a-key-of-the-test"
+NUM_ROUTES = "document.querySelectorAll('details.route').length"
+
+IS_ASKING = "document.querySelector('#key-form').checkVisibility()"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"me {hashlib.sha256(KEY.encode()).hexdigest()}\n")
+    return ApiKeys(file)
+
+
+async def test_the_page_is_open_and_the_description_is_not(keys):
+    async with client_of(ScriptedGenerator(), api_keys=keys) as client:
+        assert (await client.get("/docs")).status_code == 200
+        assert (await client.get("/openapi.json")).status_code == 401
+        headers = {"authorization": f"Bearer {KEY}"}
+        assert (await client.get("/openapi.json", headers=headers)).status_code == 200
+        for path in ("/tokenize", "/detokenize", "/v1/responses"):
+            assert (await client.post(path, json={})).status_code == 401
+
+
+async def test_a_browser_shows_it():
+    chromium_path()
+    with served(ScriptedGenerator()) as url:
+        async with browser_page() as page:
+            await page.open(f"{url}/docs")
+            await page.until(f"{NUM_ROUTES} > 10")
+            assert not await page.run(IS_ASKING)
+            assert "Outrider" in await page.text("#title")
+            assert page.problems == []
+
+
+async def test_a_browser_asks_for_the_key_and_keeps_it_in_the_tab(keys):
+    chromium_path()
+    with served(ScriptedGenerator(), api_keys=keys) as url:
+        async with browser_page() as page:
+            await page.open(f"{url}/docs")
+            await page.until(IS_ASKING)
+            assert await page.run(NUM_ROUTES) == 0
+            assert await page.run("document.activeElement.id") == "key"
+            await page.fill("#key", "wrong")
+            await page.press("Enter")
+            await page.until("document.querySelector('#about').textContent.includes('not known')")
+            await page.fill("#key", KEY)
+            await page.press("Enter")
+            await page.until(f"{NUM_ROUTES} > 10")
+            assert not await page.run(IS_ASKING)
+            await page.open(f"{url}/docs")
+            await page.until(f"{NUM_ROUTES} > 10")
+            # The browser itself notes refusals; a policy that were broken would be told as well.
+            assert all("401" in problem for problem in page.problems)
+            assert await page.run("Object.keys(localStorage).length + document.cookie.length") == 0
