@@ -53,8 +53,8 @@ MAX_LINES = {
     "models": 41_105,
     "router": 9_430,
     "deployments": 25_100,
-    "loadtest": 29_825,
-    "tests": 74_995,
+    "loadtest": 29_850,
+    "tests": 75_215,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

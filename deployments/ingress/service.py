@@ -138,6 +138,7 @@ class RouterService:
             meters, (lambda: 0) if keys is None else (lambda: keys.num_refused)
         )
         self._spans = request_spans(config.otlp_traces_endpoint, config.model_name)
+        self._failing: set[Callable[[], None]] = set()  # steps of publishing, last time
         self.traffic = TrafficLine(lambda: self.metrics.load)
         planner = services.planner
         self.planning = PlanningMetrics(
@@ -211,7 +212,7 @@ class RouterService:
 
     def publish(self) -> None:
         """Write all metrics as they stand now; what fails is logged, and the rest is written."""
-        _run_all(self.metrics.publish, self.planning.publish, self.loss_metrics.publish)
+        self._run_all(self.metrics.publish, self.planning.publish, self.loss_metrics.publish)
 
     async def publish_forever(self, period_s: float = _PUBLISH_PERIOD_S) -> None:
         """Publish every `period_s` seconds, for a mirror that forgets old values. Endless.
@@ -222,10 +223,21 @@ class RouterService:
             await asyncio.sleep(period_s)
             self.publish()
             if number % _PERIODS_PER_LINE == 0:
-                _run_all(self.planning.log_gain, self.traffic.log)
+                self._run_all(self.planning.log_gain, self.traffic.log)
+
+    def _run_all(self, *steps: Callable[[], None]) -> None:
+        """Run each step; one that begins to fail is logged, and keeps the others from nothing."""
+        for step in steps:
+            try:
+                step()
+                self._failing.discard(step)
+            except Exception:
+                if step not in self._failing:
+                    logger.exception("metrics: a step fails, the others go on")
+                self._failing.add(step)
 
     def _metrics_page(self) -> bytes:
-        self.publish()
+        self._run_all(self.planning.publish, self.loss_metrics.publish)
         return self.metrics.text()
 
     def set_limits(self, config: RouterConfig) -> None:
@@ -242,14 +254,6 @@ class RouterService:
             queue_wait_s=config.timeouts.queue_wait_s,
             reserved=config.reserved_sessions,
         )
-
-
-def _run_all(*steps: Callable[[], None]) -> None:
-    for step in steps:
-        try:
-            step()
-        except Exception:
-            logger.exception("metrics: a step failed, the others go on")
 
 
 def served_model(

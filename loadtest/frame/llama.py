@@ -295,5 +295,10 @@ def with_ways(experiment: Experiment, words: Sequence[str]) -> Experiment:
             raise ValueError(
                 f"--llama-way: must be NAME=OPTIONS for an experiment with llama.cpp, got {text!r}"
             )
+        if options not in LOOKUPS and not options.startswith("-"):
+            raise ValueError(
+                f"--llama-way {name}: must be options of llama-server or one of "
+                f"{', '.join(LOOKUPS)}, got {options!r}"
+            )
         ways[f"llama {name}"] = Way(k=0, at="llama", drafter=options, texts="")
     return replace(experiment, ways=ways)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
+from transformers import GenerationConfig
 
 from models.demo.data.mixture import Mixture
 from models.distill.answers import written
@@ -50,6 +51,8 @@ def draw_texts(
     tokenizer = Tokenizer.load(path)
     longest = model.config.max_position_embeddings - num_tokens
     prompts = _prompts(tokenizer, num_texts, longest, kind, seed)
+    # Its own defaults, penalties for one, would make another law.
+    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     texts: list[Text] = []
     with torch.random.fork_rng(devices=()), tqdm(total=2 * num_texts, desc="texts") as bar:
         torch.manual_seed(seed)

@@ -74,7 +74,7 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
     # that does not fit or a block type without code; something that it looks up in vain.
     except (OSError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read by transformers: {error}") from error
+        raise ValueError(f"{path} cannot be converted: {error}") from error
     source = {
         "file": path.name,
         "file_bytes": header.num_bytes,

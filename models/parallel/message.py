@@ -1,9 +1,9 @@
 """Messages of the leader of a tensor-parallel group: work for all ranks, wait on, or stop.
 
-Followers need nothing else: KV is addressed by block ids, and rolling back is by length. Blocks
-after a session's last row are not sent; nothing but padding is ever read from them. A message
-travels in one frame of fixed size. The few longer ones (prompts) take a second frame, so that a
-decode pass costs one broadcast.
+A pass is told as each session's rows and blocks. Followers need nothing else: KV is addressed by
+block ids, and rolling back is by length. Blocks after a session's last row are not sent; nothing
+but padding is ever read from them. A message travels in one frame of fixed size. The few longer
+ones (prompts) take a second frame, so that a decode pass costs one broadcast.
 
 Drafting in the target is work of the same kind, step by step. Only the leader knows its draws and
 the number of steps. States that a step begins with follow its message as a tensor, whose shape the

@@ -66,11 +66,11 @@ def model_eos_ids(folder: Path) -> tuple[int, ...]:
     for name in ("config.json", "generation_config.json"):
         content = read_json_if_there(folder / name)
         nested = content.get("text_config")  # of a model that reads more than text
-        if isinstance(nested, dict) and nested.get("eos_token_id") is not None:
+        if content.get("eos_token_id") is None and isinstance(nested, dict):
             content = nested
         if "eos_token_id" in content:
             found[name] = _ids(folder / name, content["eos_token_id"])
-    return found.get("generation_config.json", found.get("config.json")) or ()
+    return found.get("generation_config.json") or found.get("config.json") or ()
 
 
 def _ids(path: Path, value: Any) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
-"""Engines on a GPU: the text of `generate`, one wait a pass."""
+"""Engines on a GPU: the text of `generate`, one wait a pass, NCCL."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 import torch
@@ -98,3 +100,18 @@ def test_a_chain_does_not_wait_for_the_device_before_its_end() -> None:
             torch.cuda.set_sync_debug_mode("default")
         waits = len(caught)
     assert waits == 1
+
+
+def test_nccl_carries_a_group_of_one(cuda: torch.device) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{port}", world_size=1, rank=0
+    )
+    try:
+        values = torch.arange(4.0, device=cuda)
+        torch.distributed.all_reduce(values)
+        assert values.tolist() == [0.0, 1.0, 2.0, 3.0]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -86,7 +86,7 @@ def _targets_by_sessions() -> dict[str, Any]:
         "autoscaling_config": {
             "min_replicas": 1,
             "max_replicas": 2,
-            "look_back_period_s": 3,
+            "look_back_period_s": 11,
             "upscale_delay_s": 1,
             "downscale_delay_s": 2,
             "policy": {

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError
 from ray._raylet import node_labels_match_selector  # type: ignore[attr-defined]  # compiled
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
@@ -127,6 +129,22 @@ def test_one_gpu_has_the_environment_that_was_tried() -> None:
     [ours] = [group["template"]["spec"] for group in groups(patch).values()]
     theirs = cluster(ray_service())["headGroupSpec"]["template"]["spec"]
     assert ours["containers"][0]["env"] == theirs["containers"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max_replicas_per_node: 1", "max_replicas_per_node: lots"),
+        ("name: Router", "nam: Router"),
+        ("tensor_parallel_size: 4", "tensor_paralel_size: 4"),
+        ("max_replicas: 2", "max_replicas: 0"),
+    ],
+)
+def test_a_corrupted_serve_config_is_refused(old: str, new: str) -> None:
+    text = ray_service()["spec"]["serveConfigV2"]
+    assert old in text
+    with pytest.raises((ValidationError, ValueError)):
+        check_serve_config(text.replace(old, new, 1))
 
 
 def test_every_place_a_deployment_asks_for_exists() -> None:
@@ -359,10 +377,36 @@ def test_the_service_is_what_kuberay_defines(definition: Tree) -> None:
     check_ray_service(definition, ray_service())
 
 
-def test_a_service_with_a_misspelt_key_is_refused(definition: Tree) -> None:
-    service = copy.deepcopy(ray_service())
+Damage = Callable[[Tree], None]
+
+
+def misspell_groups(service: Tree) -> None:
     cluster(service)["workerGroupSpec"] = cluster(service).pop("workerGroupSpecs")
-    with pytest.raises(jsonschema.ValidationError, match="workerGroupSpec"):
+
+
+def number_as_text(service: Tree) -> None:
+    groups(service)["draft"]["maxReplicas"] = "two"
+
+
+def drop_the_head(service: Tree) -> None:
+    del cluster(service)["headGroupSpec"]
+
+
+def unknown_auth(service: Tree) -> None:
+    cluster(service)["authOptions"]["mode"] = "none"
+
+
+def misplace_labels(service: Tree) -> None:
+    groups(service)["draft"]["template"]["label"] = {}
+
+
+@pytest.mark.parametrize(
+    "damage", [misspell_groups, number_as_text, drop_the_head, unknown_auth, misplace_labels]
+)
+def test_a_corrupted_service_is_refused(definition: Tree, damage: Damage) -> None:
+    service = copy.deepcopy(ray_service())
+    damage(service)
+    with pytest.raises(jsonschema.ValidationError):
         check_ray_service(definition, service)
 
 

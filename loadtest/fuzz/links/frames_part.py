@@ -40,7 +40,7 @@ from router.limits import SessionLimits
 from router.services import Services
 
 _NUM_REQUESTS = 2
-_NUM_FRAMES = 1000  # to each
+_NUM_FRAMES = 1000  # to each: thousands showed what a few tens did not
 _NUM_SESSIONS = 3  # the attacker's own
 _CONNECTED_MS = 5000
 _SERVED_S = 30.0

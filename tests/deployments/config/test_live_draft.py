@@ -95,8 +95,15 @@ def with_few_words(folder: Path) -> str:
     return "it has 4096 token ids, vocab_size of config.json is 1000"
 
 
+def with_cut_weights(folder: Path) -> str:
+    [weights] = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    return "no whole safetensors file"
+
+
 @pytest.mark.parametrize(
-    "spoil", [without_weights, without_tokenizer, with_other_words, with_few_words]
+    "spoil",
+    [without_weights, with_cut_weights, without_tokenizer, with_other_words, with_few_words],
 )
 def test_a_folder_that_does_not_fit_is_refused(
     base: ModelConfig, folder: Path, spoil: Callable[[Path], str]

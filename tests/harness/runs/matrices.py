@@ -13,12 +13,14 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
+from typing import TypeVar
 
 import pytest
 
 _SEED = "OUTRIDER_MATRIX_SEED"  # workers of one run have it from the process that starts them
 
 Combination = Mapping[str, Hashable]
+Value = TypeVar("Value")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -56,6 +58,13 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def some_of(config: pytest.Config, name: str, values: Sequence[Value]) -> Sequence[Value]:
+    """Return what a fixture is to make of these: all with `--full`, or one, by name and seed."""
+    if config.getoption("--full"):
+        return values
+    return [random.Random(f"{os.environ[_SEED]} {name}").choice(values)]
 
 
 def covering(of: Sequence[Combination], rng: random.Random) -> set[int]:

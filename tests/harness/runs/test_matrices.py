@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.matrices import covering
+from tests.harness.runs.matrices import covering, some_of
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "no:xdist")
@@ -86,12 +86,19 @@ def pytest_collection_modifyitems(config, items):
 """
 
 
-def test_a_run_says_its_seed_and_takes_a_sample_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "num_tests"),
+    [([], 4 + 12), (["--full"], 12 + 12), (["-k", "test_it and 2-3"], 1)],
+    ids=["sampled", "full", "named"],
+)
+def test_a_run_says_its_seed_and_takes_what_it_was_asked_for(
+    tmp_path: Path, words: list[str], num_tests: int
+) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", *PLAIN]
     ran = subprocess.run(
-        [*command, "--matrix-seed", "7", "."],
+        [*command, "--matrix-seed", "7", *words, "."],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -99,5 +106,24 @@ def test_a_run_says_its_seed_and_takes_a_sample_of_it(tmp_path: Path) -> None:
         timeout=100,
         check=False,
     )
-    assert "matrices: sampled, --matrix-seed 7" in ran.stdout, ran.stdout + ran.stderr
-    assert f"{4 + 12} passed" in ran.stdout, ran.stdout
+    said = "all combinations" if "--full" in words else "sampled, --matrix-seed 7"
+    assert f"matrices: {said}" in ran.stdout, ran.stdout + ran.stderr
+    assert f"{num_tests} passed" in ran.stdout, ran.stdout
+
+
+@pytest.mark.parametrize(("is_full", "num_values"), [(True, 2), (False, 1)])
+def test_a_fixture_makes_all_or_the_one_of_the_day(
+    is_full: bool, num_values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Config:
+        def getoption(self, name: str) -> bool:
+            return is_full
+
+    found: set[int] = set()
+    for seed in range(20):
+        monkeypatch.setenv("OUTRIDER_MATRIX_SEED", str(seed))
+        values = some_of(Config(), "ranks", (2, 4))  # type: ignore[arg-type]
+        assert list(values) == list(some_of(Config(), "ranks", (2, 4)))  # type: ignore[arg-type]
+        assert len(values) == num_values
+        found.update(values)
+    assert found == {2, 4}

@@ -103,6 +103,7 @@ def test_serve_status_says_what_the_config_lacks(fresh: Production) -> None:
         wait_status(name, "DEPLOY_FAILED")
         message = serve.status().applications[name].message
         assert "cannot be served here: " in message
+        assert "no such folder: 'Qwen/Qwen2.5-" in message
         assert "Traceback" not in message
 
 

@@ -102,5 +102,6 @@ def test_a_draft_model_is_swapped_under_streams(swapping: Swapping, tmp_path: Pa
     swapping.ask_for(None)
     wait_for(lambda: swapping.is_in("promoted"), "not promoted")
     wait_for(lambda: second not in swapping.pids(), "the other model was not freed")
+    assert swapping.value("outrider:draft_swap_refused") == 0.0
     check_texts(swapping.load)
     assert swapping.replica() == replica, "the replica was replaced"

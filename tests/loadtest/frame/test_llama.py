@@ -124,6 +124,10 @@ def test_without_the_binary_ours_is_measured_alone(
     ("words", "told"),
     [
         (["--llama-way", "ngram"], "must be NAME=OPTIONS"),
+        (
+            ["--llama-way", "mine=ngram-map-k 3/4"],
+            "must be options of llama-server or one of ngram",
+        ),
         (["plain llama", "--llama-server", __file__, "--gguf-folder", "nowhere"], "no converter"),
     ],
 )

@@ -15,6 +15,7 @@ from loadtest.frame.references import load_reference
 from loadtest.grow.__main__ import main
 from loadtest.grow.checkpoint import count_parameters, grow_checkpoint
 from loadtest.grow.noise_fit import (
+    coupled_acceptance,
     fit_noise,
     last_states,
     max_logit_difference,
@@ -27,6 +28,7 @@ from models.config import EngineConfig
 from models.demo.data.chat import ask
 from models.demo.data.concepts import held_out_sets, prompt_of
 from models.distill.answers import written
+from models.distill.losses import coupled
 from models.engine.runner import ModelRunner, SequenceRows
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "target"
@@ -272,6 +274,17 @@ def test_full_acceptance_needs_no_noise(fitted):
     fit = fit_noise(states, source.lm_head, 1.0, tolerance=0.01, seed=3)
     assert fit.noise == 0.0
     assert torch.equal(perturbed_head(source.lm_head, fit.noise, 3), source.lm_head)
+
+
+def test_coupled_acceptance_is_that_of_draws_but_for_unlikely_tokens():
+    generator = torch.Generator().manual_seed(4)
+    theirs, own = torch.randn(2, 3, 600, generator=generator).softmax(-1)
+    found = coupled_acceptance(theirs, own)
+    whole = torch.stack([coupled(p, q) for p, q in zip(theirs, own, strict=True)])
+    assert (found <= whole + 1e-6).all()
+    few = coupled_acceptance(theirs[:, :100], own[:, :100])  # none is left out
+    exact = [coupled(p, q) for p, q in zip(theirs[:, :100], own[:, :100], strict=True)]
+    torch.testing.assert_close(few, torch.stack(exact), rtol=2e-3, atol=1e-4)
 
 
 def test_measuring_two_models_finds_what_was_fitted(fitted):

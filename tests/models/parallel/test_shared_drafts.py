@@ -37,10 +37,11 @@ from tests.fakes.engines import (
     run_clients,
 )
 from tests.harness.rank_processes import SharedEngine, shared_engine
+from tests.harness.runs import matrices
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.matrix]
 
-SIZES = (1, 2, 4)
+SIZES = (2, 4)  # beside one process
 # Divisible by 4, with the output layer for an embedding.
 SHAPE = {"vocab_size": VOCAB_SIZE, "num_key_value_heads": 4, "eos_token_id": EOS_ID}
 WIDTH = 64
@@ -81,20 +82,28 @@ def drafting(kind: str, target: Path, folder: Path) -> tuple[Path, dict[str, Any
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def served(
-    request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
-    return drafting(request.param, target, tmp_path_factory.mktemp("heads") / "own")
+def drafts(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def engines(served: tuple[Path, dict[str, Any]]) -> Iterator[Engines]:
-    """The same target and what drafts with it, shared by 1, 2 and 4 processes."""
+def served(
+    drafts: str, target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    return drafting(drafts, target, tmp_path_factory.mktemp("heads") / "own")
+
+
+@pytest.fixture(scope="module")
+def engines(
+    drafts: str, served: tuple[Path, dict[str, Any]], pytestconfig: pytest.Config
+) -> Iterator[Engines]:
+    """The same target and what drafts with it: of one process, and shared by 2 or 4 of them."""
     path, key = served
+    sizes = matrices.some_of(pytestconfig, f"ranks of {drafts}", SIZES)
     with contextlib.ExitStack() as stack:
         yield {
             size: stack.enter_context(shared_engine("target", size, path, **LIMITS | key))
-            for size in SIZES
+            for size in (1, *sizes)
         }
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from models.protocol.errors import InvalidRequest
 from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import model_eos_ids
 from tests.cases.tokenizers import byte_level
 
 END = "<|end|>"
@@ -122,6 +123,22 @@ def test_end_ids_are_the_models_then_the_tokenizers(tokenizer, folder, tmp_path)
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": END}}))
     assert Tokenizer.load(tmp_path).eos_ids == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"text_config": {"eos_token_id": 3}}, {}, (3,)),
+        ({"eos_token_id": [1, 3], "text_config": {"eos_token_id": 1}}, {}, (1, 3)),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, (2,)),
+        ({"eos_token_id": 2}, {"eos_token_id": [4]}, (4,)),
+        ({}, {}, ()),
+    ],
+)
+def test_a_model_says_its_end_ids_in_one_of_three_places(tmp_path, config, generation, expected):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert model_eos_ids(tmp_path) == expected
 
 
 def test_the_templates_own_refusal_reaches_the_client(tokenizer):
