@@ -11,7 +11,7 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
-from deployments.serve import lease_router as lease_router_module
+from deployments.serve import timed_names
 from deployments.serve.lease_router import LeaseRouter
 from deployments.serve.nearest import FEW_SESSIONS, has_room, nearest
 from deployments.serve.timed_names import AVOID_S, FULL_S, TimedNames
@@ -70,7 +70,7 @@ async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one
 ) -> None:
     now_s = 100.0
     here = TimedNames(AVOID_S, lambda: now_s)
-    monkeypatch.setattr(lease_router_module, "avoided", lambda: here)
+    monkeypatch.setattr(timed_names, "_avoided", here)
     router = lease_router("a", "b", "c", is_local_first=is_local_first)
     assert await chosen(router) == {"a", "b", "c"}
     here.add("")
@@ -127,7 +127,7 @@ async def test_a_fuller_replica_gets_no_more_for_the_sake_of_its_cache() -> None
 
 async def test_a_replica_that_rejects_a_request_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     here = TimedNames(FULL_S)
-    monkeypatch.setattr(lease_router_module, "full", lambda: here)
+    monkeypatch.setattr(timed_names, "_full", here)
     router = lease_router("a", "b")
     load(router, a=99, gone=100)
     assert not here.names()
@@ -156,7 +156,7 @@ def test_serves_copy_of_the_class_hears_of_its_process() -> None:
 
 async def test_an_avoided_replica_is_not_preferred_either(monkeypatch: pytest.MonkeyPatch) -> None:
     here = TimedNames(AVOID_S)
-    monkeypatch.setattr(lease_router_module, "avoided", lambda: here)
+    monkeypatch.setattr(timed_names, "_avoided", here)
     router = lease_router("a", "b", "c")
     before = await first_choice(router, "key")
     here.add(before)
