@@ -220,10 +220,11 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Production) -> N
 def test_a_key_of_args_replaces_its_own_application_alone(running: Production) -> None:
     """First a key of the router; then four ranks become one where a node is to spare.
 
-    The second target that is still wanted is given up first, or it would come meanwhile.
+    The second target that is still wanted comes and goes first, or it would while the key changes.
     """
-    running.deploy()
     running.add(TARGET)
+    running.deploy(Target=2)
+    running.deploy()
     config = running.config()
     section(config, "router")["default_max_tokens"] = 7
     with streams(running) as load:
