@@ -4,6 +4,7 @@ const BASE = new URL(".", document.baseURI);
 const KEY_ITEM = "outrider-key";
 const TRIES = 6; // of a stream that broke, without news between them
 const FIRST_PAUSE_MS = 500; // doubles
+const BROKEN = "The stream broke off before its end.";
 const SILENCE_MS = 6_000; // a router that lives says so every 2 s (router.http.heartbeat_s)
 
 export const apiRoot = new URL("v1", BASE).href;
@@ -46,7 +47,8 @@ export async function limits() {
 
 // The events of a streamed answer; ends with the stream, throws a Problem where it breaks for good.
 // A broken stream goes on behind its last id, at whatever router answers. Events of one id belong
-// together: what came of them before the break comes again.
+// together: what came of them before the break comes again. One that broke before its first id is
+// asked for anew, because a browser drops what it had received and nobody had read.
 export async function* streamed(body, signal) {
   let lastId = null;
   let tries = 0;
@@ -63,7 +65,8 @@ export async function* streamed(body, signal) {
       }
       return;
     } catch (error) {
-      if (!error.isBroken || lastId === null || tries === TRIES) throw error;
+      const wasReached = lastId !== null || error.message === BROKEN;
+      if (!error.isBroken || !wasReached || tries === TRIES) throw error;
       await new Promise((done) => setTimeout(done, FIRST_PAUSE_MS * 2 ** tries));
       tries += 1;
     }
@@ -119,7 +122,7 @@ function field(block, name) {
 }
 
 function broken() {
-  return new Problem("The stream broke off before its end.", 0, true);
+  return new Problem(BROKEN, 0, true);
 }
 
 async function ask(path, options) {

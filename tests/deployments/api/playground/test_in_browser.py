@@ -167,8 +167,8 @@ async def test_what_is_typed_is_answered_and_the_numbers_are_the_apis(
 
 @pytest.mark.parametrize(
     ("cuts", "silently"),
-    [((6000, 3000), False), ((6000,), True), ((6000, 0), True)],
-    ids=["broken", "silent", "silent from the first byte"],
+    [((6000, 3000), False), ((600,), False), ((6000,), True), ((6000, 0), True)],
+    ids=["broken", "broken before an id", "silent", "silent from the first byte"],
 )
 async def test_a_stream_that_breaks_goes_on(
     demo: Target, browser: BrowserPage, cuts: tuple[int, ...], silently: bool
