@@ -122,7 +122,7 @@ class Bench:
 
 
 class GatherBench(Bench):
-    """By torch's operations; an engine clears each block that a session enters."""
+    """Attends by torch's operations. An engine clears each block that a session enters."""
 
     def __init__(self, dtype: torch.dtype, num_blocks: int = 128, block_size: int = 16) -> None:
         super().__init__(num_blocks, block_size)
@@ -152,7 +152,7 @@ class GatherBench(Bench):
 
 
 class LaneBench(Bench):
-    """By the compiled kernels of CPUs."""
+    """Attends by the compiled kernels of CPUs."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class LaneBench(Bench):
 
 
 class PagedBench(Bench):
-    """By the reference for paged kernels, on pages that lie anywhere."""
+    """Attends by the reference for paged kernels, on pages that lie anywhere."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from tests.fakes.http import ScriptedGenerator, http_service
 
 @asynccontextmanager
 async def client_over(app: ASGIApp, prefix: str = "") -> AsyncIterator[httpx.AsyncClient]:
-    """With a `prefix` as Serve's proxy and uvicorn serve under one: it stays in the path."""
+    """Open a client. A `prefix` stays in the path, as Serve's proxy and uvicorn have it."""
     transport = httpx.ASGITransport(app, root_path=prefix)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://test{prefix}") as client:
         yield client

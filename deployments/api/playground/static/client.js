@@ -4,7 +4,6 @@ const BASE = new URL(".", document.baseURI);
 const KEY_ITEM = "outrider-key";
 const TRIES = 6; // of a stream that broke, without news between them
 const FIRST_PAUSE_MS = 500; // doubles
-const BROKEN = "The stream broke off before its end.";
 const SILENCE_MS = 6_000; // a router that lives says so every 2 s (router.http.heartbeat_s)
 
 export const apiRoot = new URL("v1", BASE).href;
@@ -14,6 +13,13 @@ export class Problem extends Error {
     super(message);
     this.status = status;
     this.isBroken = isBroken; // a stream may go on elsewhere
+  }
+}
+
+// A stream that a router had taken, or was silent about; not a service that cannot be reached.
+class Broken extends Problem {
+  constructor() {
+    super("The stream broke off before its end.", 0, true);
   }
 }
 
@@ -65,7 +71,7 @@ export async function* streamed(body, signal) {
       }
       return;
     } catch (error) {
-      const wasReached = lastId !== null || error.message === BROKEN;
+      const wasReached = lastId !== null || error instanceof Broken;
       if (!error.isBroken || !wasReached || tries === TRIES) throw error;
       await new Promise((done) => setTimeout(done, FIRST_PAUSE_MS * 2 ** tries));
       tries += 1;
@@ -84,7 +90,7 @@ async function* attempt(body, lastId, signal) {
   let rest = "";
   for (;;) {
     const { value, done } = await inTime(reader.read(), gaveUp);
-    if (done) throw broken();
+    if (done) throw new Broken();
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
@@ -103,14 +109,14 @@ async function inTime(next, gaveUp) {
   let timer;
   const silence = new Promise((_, fail) => {
     timer = setTimeout(() => {
-      fail(broken());
+      fail(new Broken());
       gaveUp.abort();
     }, SILENCE_MS);
   });
   try {
     return await Promise.race([next, silence]);
   } catch (error) {
-    throw error.name === "AbortError" || error instanceof Problem ? error : broken();
+    throw error.name === "AbortError" || error instanceof Problem ? error : new Broken();
   } finally {
     clearTimeout(timer);
   }
@@ -119,10 +125,6 @@ async function inTime(next, gaveUp) {
 function field(block, name) {
   const start = `${name}: `;
   return block.split("\n").find((line) => line.startsWith(start))?.slice(start.length);
-}
-
-function broken() {
-  return new Problem(BROKEN, 0, true);
 }
 
 async function ask(path, options) {
