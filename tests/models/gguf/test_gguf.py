@@ -169,6 +169,14 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         read_gguf_header(file)
 
 
+def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    file, _ = write_pair(tmp_path)
+    name, other = b"blk.0.attn_k.weight", b"blk.0.attn_v.weight"
+    file.write_bytes(file.read_bytes().replace(other, name, 1))
+    with pytest.raises(ValueError, match=f"it has tensor '{name.decode()}' twice"):
+        read_gguf_header(file)
+
+
 def test_a_damaged_file_is_refused_and_never_an_accident(tmp_path: Path) -> None:
     file, _ = write_pair(tmp_path)
     whole = bytearray(file.read_bytes())
