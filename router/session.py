@@ -25,6 +25,7 @@ from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.heads import heads_alone, own_length
 from router.drafters.kind import DrafterContext, DrafterKind
 from router.drafters.registry import drafters_of
+from router.drafters.repeats.known import KnownText
 from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
@@ -127,6 +128,7 @@ class _Builder:
             self._kinds, self._fixed = (), 0
         self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
         self._forced = self._forced_text()
+        self._predicted = self._prediction()
         self._constrainer = new_constrainer(services, request, self._generated, self._max_forced())
         self._rules = DraftRules(
             never,
@@ -299,13 +301,21 @@ class _Builder:
             max_tokens=self._max_draft_tokens(),
             max_free_tokens=self._num_free_tokens(),
             survival=lambda drafter, num: self._estimates[drafter.name].survival(num),
+            known=self._known(),
         )
+
+    def _known(self) -> KnownText | None:
+        """Return the drafter of what the client has; rules for drafts are not for that."""
+        predicted, num_known = self._predicted, self._request.num_known
+        if predicted is None or num_known == 0 or not self._services.speculation.enabled:
+            return None
+        return KnownText(self._committed, predicted, num_known)
 
     def _front(self) -> tuple[NamedFree, ...]:
         """Free drafters that begin the drafts: what is certain, then what the client foresees."""
         front = [] if self._forced is None else [NamedFree(FORCED, self._forced)]
-        if (predicted := self._prediction()) is not None:
-            front.append(NamedFree(PREDICTION, predicted))
+        if self._predicted is not None:
+            front.append(NamedFree(PREDICTION, self._predicted))
         return tuple(front)
 
     def _prediction(self) -> PredictionDrafter | None:

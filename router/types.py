@@ -143,6 +143,7 @@ class GenerationRequest:
     adapter: str = ""  # of the target, by its name; "": the model itself
     prefix_key: str = ""  # the same for requests whose prompts begin alike; "": too short to matter
     prediction: PredictedText | None = None  # text that the answer mostly repeats, by the client
+    num_known: int = 0  # first tokens of the answer that its client has, of a stream that broke
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     lookahead: LookaheadSettings | None = None  # there are no choices then
 

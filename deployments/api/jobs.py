@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from deployments.api.choices import choices_of
@@ -77,7 +77,7 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel, begun: Begun | No
     check_logprob_entries(asked, [prompt], model.max_logprob_entries)
     head = answer_head(asked, [prompt], model, begun)
     return Job(
-        choices_of([prompt], asked.n, is_stream=asked.stream),
+        _with_known(choices_of([prompt], asked.n, is_stream=asked.stream), begun),
         with_details(ChatWriter(head, turn.turn), asked),
         asked.stream,
         continues_prompt=False,
@@ -96,7 +96,7 @@ def completion_job(asked: CompletionRequest, model: ServedModel, begun: Begun | 
     head = answer_head(asked, prompts, model, begun)
     writer = TextWriter(head, _echoes(asked, prompts, model))
     return Job(
-        choices_of(prompts, asked.n, is_stream=asked.stream),
+        _with_known(choices_of(prompts, asked.n, is_stream=asked.stream), begun),
         with_details(writer, asked),
         asked.stream,
         continues_prompt=True,
@@ -122,6 +122,14 @@ def _going_on(asked: Asked, begun: Begun | None) -> Asked:
         )
     begun.check_seed(asked.seed)
     return asked.model_copy(update={"seed": begun.seed})
+
+
+def _with_known(choices: list[GenerationRequest], begun: Begun | None) -> list[GenerationRequest]:
+    """Return the choices, each with how much its client has; `Marks` checks their number."""
+    if begun is None:
+        return choices
+    known = zip(choices, begun.places, strict=False)
+    return [replace(choice, num_known=place.num_tokens) for choice, place in known]
 
 
 def _marks(

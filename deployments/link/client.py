@@ -18,6 +18,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from deployments.link.frames import (
+    CONNECTION_EVENTS,
     HIGH_WATER_MARK,
     SILENCE_TIMEOUT_S,
     FrameCodec,
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _IDLE_CONNECTION_S = 60.0  # a connection without sessions is kept this long for the next one
 
 
@@ -88,7 +88,7 @@ class _Connection:
             client.high_water_mark,
             heartbeat_timeout_s=client.silence_timeout_s / 2,
         )
-        self._monitor = self._socket.get_monitor_socket(_MONITORED)
+        self._monitor = self._socket.get_monitor_socket(CONNECTION_EVENTS)
         try:
             self._socket.connect(endpoint.address)
         except zmq.ZMQError as error:

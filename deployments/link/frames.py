@@ -34,6 +34,7 @@ _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
 SILENCE_TIMEOUT_S = 5.0  # a process whose end of a link is silent for so long counts as dead
 _HEARTBEAT_S = 1.5
+CONNECTION_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED  # that clients watch
 
 Message = TypeVar("Message")
 

@@ -3,16 +3,22 @@
 All sessions at a constraint endpoint share one DEALER socket, and one CURVE key serves for all.
 Routers introduce that key to the constraint service (`GrammarOpen.peers`). All requests of one call
 leave as one frame per endpoint. Nothing here waits but `poll`. Owned by one thread.
+
+Answers are lost with their connection. So what was asked is missed at once where one breaks, and
+what is asked before it is there again: a dead service is not waited for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from deployments.link.frames import (
+    CONNECTION_EVENTS,
     HIGH_WATER_MARK,
     FrameCodec,
     KeyPair,
@@ -24,6 +30,48 @@ from models.protocol.messages import Endpoint, MaskMiss, MaskRequest, Masks
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Connection:
+    """A socket to an endpoint, its monitor, and the requests without an answer by their tickets."""
+
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    asked: dict[int, MaskRequest] = field(default_factory=dict)
+    is_broken: bool = False  # and not there again
+
+    def look(self) -> list[MaskMiss]:
+        """Read what happened to the connection; return misses for what was lost with it."""
+        lost: dict[int, MaskRequest] = {}
+        while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
+            self.is_broken = event == zmq.EVENT_DISCONNECTED
+            if self.is_broken:
+                lost |= self.asked
+                self.asked.clear()
+        return [_missed(request) for request in lost.values()]
+
+    def forget(self, session_id: str) -> None:
+        """Await no answer for a session any more."""
+        self.asked = {
+            ticket: each for ticket, each in self.asked.items() if each.session_id != session_id
+        }
+
+    def close(self) -> None:
+        """Close its sockets."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+
+def _missed(request: MaskRequest) -> MaskMiss:
+    return MaskMiss(
+        session_id=request.session_id,
+        ticket=request.ticket,
+        reason="failed",
+        message="the connection to the constraint service broke",
+    )
+
+
 class LinkMaskSource:
     """Implements `models.grammar.masks.MaskSource`."""
 
@@ -32,8 +80,9 @@ class LinkMaskSource:
         self._keys = KeyPair.generate()
         self._high_water_mark = high_water_mark
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets: dict[Endpoint, zmq.Socket[bytes]] = {}
+        self._connections: dict[Endpoint, _Connection] = {}
         self._endpoints: dict[str, Endpoint] = {}  # by session id
+        self._missed: list[MaskMiss] = []  # since the last `poll`
         self._poller = zmq.Poller()
 
     @property
@@ -50,20 +99,22 @@ class LinkMaskSource:
         if self._endpoints.get(session_id) == endpoint:
             return
         self.close(session_id)
-        if endpoint not in self._sockets:
-            self._sockets[endpoint] = self._connect(endpoint)
-            self._poller.register(self._sockets[endpoint], zmq.POLLIN)
+        if endpoint not in self._connections:
+            self._connections[endpoint] = connection = self._connect(endpoint)
+            self._poller.register(connection.socket, zmq.POLLIN)
+            self._poller.register(connection.monitor, zmq.POLLIN)
         self._endpoints[session_id] = endpoint
 
-    def _connect(self, endpoint: Endpoint) -> zmq.Socket[bytes]:
+    def _connect(self, endpoint: Endpoint) -> _Connection:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        configure_client(socket, self._keys, endpoint.public_key, self._high_water_mark)
+        connection = _Connection(socket, socket.get_monitor_socket(CONNECTION_EVENTS))
         try:
-            configure_client(socket, self._keys, endpoint.public_key, self._high_water_mark)
             socket.connect(endpoint.address)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
+            connection.close()
             raise ValueError(f"constraint endpoint {endpoint.address!r}: {error}") from error
-        return socket
+        return connection
 
     def request(self, requests: Sequence[MaskRequest]) -> None:
         """Ask for masks, one frame per endpoint. Requests of sessions not open are dropped."""
@@ -73,33 +124,49 @@ class LinkMaskSource:
             if endpoint is not None:
                 by_endpoint.setdefault(endpoint, []).append(request)
         for endpoint, messages in by_endpoint.items():
+            connection = self._connections[endpoint]
+            self._missed += connection.look()
+            if connection.is_broken:
+                self._missed += map(_missed, messages)
+                continue
+            connection.asked.update((message.ticket, message) for message in messages)
             try:
                 for frame in self._codec.encode(messages):
-                    self._sockets[endpoint].send(frame, zmq.NOBLOCK)
+                    connection.socket.send(frame, zmq.NOBLOCK)
             except zmq.Again:
                 logger.warning("dropped %d mask requests: send queue full", len(messages))
 
     def poll(self, timeout_s: float) -> list[Masks | MaskMiss]:
         """Return all answers that have arrived; wait up to `timeout_s` for the first."""
-        answers: list[Masks | MaskMiss] = []
-        if not self._sockets or not wait_readable(self._poller, timeout_s):
+        answers: list[Masks | MaskMiss] = [*self._missed]
+        self._missed.clear()
+        if not self._connections or not wait_readable(self._poller, 0.0 if answers else timeout_s):
             return answers
-        for socket in self._sockets.values():
+        for connection in self._connections.values():
             while True:
                 try:
-                    answers.extend(self._codec.decode(socket.recv(zmq.NOBLOCK)))
+                    arrived = self._codec.decode(connection.socket.recv(zmq.NOBLOCK))
                 except zmq.Again:
                     break
+                for answer in arrived:
+                    connection.asked.pop(answer.ticket, None)
+                answers.extend(arrived)
+            answers.extend(connection.look())
         return answers
 
     def close(self, session_id: str) -> None:
         """Forget the session; the socket goes with the endpoint's last session. Idempotent."""
         endpoint = self._endpoints.pop(session_id, None)
-        if endpoint is None or endpoint in self._endpoints.values():
+        if endpoint is None:
             return
-        socket = self._sockets.pop(endpoint)
-        self._poller.unregister(socket)
-        socket.close(linger=0)
+        connection = self._connections[endpoint]
+        connection.forget(session_id)
+        if endpoint in self._endpoints.values():
+            return
+        del self._connections[endpoint]
+        self._poller.unregister(connection.socket)
+        self._poller.unregister(connection.monitor)
+        connection.close()
 
     def shutdown(self) -> None:
         """Close all sockets. Idempotent."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from deployments.streams import resumed
+from deployments.streams import pause_s, resumed
 from loadtest.client.answers import Answer, check_answer
 
 CHAT = "/v1/chat/completions"
@@ -22,7 +22,7 @@ COMPLETIONS = "/v1/completions"
 READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
 _CONNECT_TIMEOUT_S = 30.0
 # Every request has a connection; a shared pool must not make them queue for one.
-_PAUSE_S = 0.3  # before the rest of a broken stream is asked for
+_LONGEST_PAUSE_S = 0.8  # before the rest of a broken stream is asked for
 _OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
 _ELSEWHERE = (429, *_OF_PROXIES, 503, 504)  # with which a stream's rest is not refused for good
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -78,16 +78,17 @@ async def ask(
             that was lost before its first event is sent again.
     """
     answer = Answer(began_s=time.perf_counter(), status=0)
-    seen, end_s = "", answer.began_s + goes_on_s
+    seen, num_failed, end_s = "", 0, answer.began_s + goes_on_s
     while await _breaks(client, body, path, answer, on_event, leave_after):
         now_s = time.perf_counter()
         if answer.last_id != seen:
-            seen, end_s = answer.last_id, now_s + goes_on_s
+            seen, num_failed, end_s = answer.last_id, 0, now_s + goes_on_s
         has_lost_text = bool(answer.text) and not answer.last_id  # of a service without ids
         if now_s >= end_s or has_lost_text:
             break
         answer.go_on()
-        await asyncio.sleep(_PAUSE_S)
+        num_failed += 1
+        await asyncio.sleep(min(pause_s(num_failed), _LONGEST_PAUSE_S))
     answer.ended_s = time.perf_counter()
     return answer
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from models.protocol.messages import MAX_DRAFT_TOKENS, DraftProbs, Proposal
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.repeats.known import KnownText
 from router.ports import DrafterTraits, FreeDraft, FreeDrafter
 from router.rounds import Segment
 
@@ -47,12 +48,14 @@ class ChainTerms:
         max_free_tokens: of these, tokens of free drafters beside the planned ones.
         survival: for a drafter and a number of tokens: the probabilities that at least 1, 2, ...
             of its tokens are accepted.
+        known: of an answer whose client has its beginning.
     """
 
     front: Sequence[NamedFree] = ()
     max_tokens: int = MAX_DRAFT_TOKENS
     max_free_tokens: int = 0
     survival: Callable[[DrafterTraits, int], Sequence[float]] = lambda _, num: (1.0,) * num
+    known: KnownText | None = None
 
 
 class Chain:

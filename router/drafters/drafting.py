@@ -11,12 +11,13 @@ import msgspec
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
 from router.drafters.misses import Misses
+from router.drafters.repeats.prediction import PREDICTION
 from router.drafters.rules import DraftRules
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.drafters.smaller import SmallerDraft
 from router.planning.round_plan import RoundPlan
 from router.ports import DrafterTraits
-from router.rounds import Round, RoundWatch
+from router.rounds import Round, RoundWatch, Segment
 
 _NO_CHAINS = ChainTerms()
 # Expected gain of a free draft, tokens, for which plain steps are given up: the one under way is
@@ -110,6 +111,8 @@ class Drafting:
         planned_at = time.perf_counter()
         # The round emits one token of the target's own, so a draft leaves room for it.
         room = max(0, remaining_tokens - 1)
+        if (again := self._known_round(planned_at, room)) is not None:
+            return again
         if off := self._rules.next_round():
             room = 0
         drafter, plan = self._plan(room, off)
@@ -135,6 +138,21 @@ class Drafting:
             draft_probs=chain.draft_probs,
             segments=chain.segments,
             why=why,
+        )
+
+    def _known_round(self, planned_at: float, room: int) -> Round | None:
+        """Return the round of a text that its client has already; None: it has no more of it."""
+        known = self._terms.known
+        tokens = () if known is None else known.draft(room, self._watch.num_accepted)
+        if not tokens:
+            return None
+        _, plan = self._plan(room, "made again")
+        return Round(
+            plan=msgspec.structs.replace(plan, run_on=0, is_typical=False),
+            planned_at=planned_at,
+            draft=tokens,
+            segments=[Segment(PREDICTION, len(tokens))],
+            why=self._watch.planner.explain() if self._watch.explains else None,
         )
 
     def _plan(self, room: int, off: str) -> tuple[DrafterTraits | None, RoundPlan]:

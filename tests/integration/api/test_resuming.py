@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.streams import Refused, events
+from deployments.streams import Refused, events, resumed
 from tests.harness.cutting import cutting
 from tests.harness.local import demo_grammar_host, demo_http
 from tests.harness.served_demo import demo_over_http
@@ -125,6 +125,33 @@ async def test_a_stream_goes_on_elsewhere_as_if_nothing_had_been(case: str) -> N
             for parts in (rest, rest[: middle + 1] + again):
                 found = joined([*begun, *(event for event, _ in parts)])
                 assert countless(found) == expected, cut
+
+
+@pytest.mark.parametrize("speculation", [{"k": 0}, {"k": 3}, {"enabled": False}, {}])
+async def test_text_that_the_client_has_is_made_again_in_few_passes(
+    speculation: dict[str, Any],
+) -> None:
+    """Its k is for what is new; a client that only says that it knows the text gains nothing."""
+    body = body_of({"temperature": 1, "seed": 5, "max_tokens": 60, "speculation": speculation})
+    async with two_routers() as (one, other):
+        whole = await stream(one, body)
+        events = [event for event, _ in whole]
+        expected = joined(events)[0]["text"]
+        cut = 2 * len(whole) // 3
+        last_id = whole[cut][1]
+        known = joined([*events[: cut + 1], events[-1]])[0]["text"]
+        num_known = int(last_id.rpartition("/")[2].split("-")[0])
+        for said, most_passes in ((known, 60 - num_known + 3), ("A wrong one. " * 9, 60)):
+            rest = await stream(other, resumed(body, said), last_id)
+            assert (
+                joined([*events[: cut + 1], *(event for event, _ in rest)])[0]["text"] == expected
+            )
+            assert rest[-1][0]["metrics"]["rounds"]["num_rounds"] <= most_passes
+            drafts = rest[-1][0]["metrics"]["speculative_decoding"]
+            num_right = drafts["num_accepted_draft_tokens_by"]["prediction"]
+            assert num_right >= 0.9 * num_known if said == known else num_right < 8
+            if said != known and speculation in ({"k": 0}, {"enabled": False}):
+                assert drafts["num_draft_tokens"] <= 40, "one draft shows that it knows nothing"
 
 
 async def test_a_completion_goes_on_too_with_what_it_echoes() -> None:

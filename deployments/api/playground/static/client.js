@@ -2,8 +2,8 @@
 
 const BASE = new URL(".", document.baseURI);
 const KEY_ITEM = "outrider-key";
-const TRIES = 6; // of a stream that broke, without news between them
-const FIRST_PAUSE_MS = 500; // doubles
+const TRIES = 8; // of a stream that broke, without news between them
+const FIRST_PAUSE_MS = 100; // another router is mostly there; doubles
 const SILENCE_MS = 6_000; // a router that lives says so every 2 s (router.http.heartbeat_s)
 
 export const apiRoot = new URL("v1", BASE).href;
