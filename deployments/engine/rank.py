@@ -14,6 +14,7 @@ import os
 import socket
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -164,7 +165,8 @@ class Rank:
             ValueError: the checkpoint cannot be served, or is not the one that the other has.
             RuntimeError: another rank is gone.
         """
-        from models.cpu.shared_weights import SharedWeights, weights_in
+        from models.cpu.shared_weights import SharedWeights
+        from models.cpu.weight_memory import weights_in
         from models.engine.runner import ModelRunner
 
         started_s = time.monotonic()
@@ -174,7 +176,7 @@ class Rank:
         is_own = self._model.engine == "own"
         is_shared = self._model.spare and self._model.device == "cpu" and is_own
         memory = SharedWeights(weights) if is_shared else None
-        with weights_in(memory):
+        with nullcontext() if memory is None else weights_in(memory):
             runner = self._runner = ModelRunner(self._model, ranks)
         grant = self._listen(runner) if self._rank == 0 else None
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)

@@ -25,7 +25,7 @@ from models.cpu.embedding import Embedding, PackedEmbedding, WholeEmbedding
 from models.cpu.layer_program import LayerProgram
 from models.cpu.product import KernelLinear
 from models.cpu.quantizer import Quantizer
-from models.cpu.shared_weights import kept
+from models.cpu.weight_memory import kept
 from models.layers.family import like_of, rotary_tables
 from models.layers.grouped import GroupedEmbedding, weight_of
 from models.layers.groups import TABLE_BITS, Bits, group_weight

@@ -16,7 +16,7 @@ from models.cpu.kernels.compiling import Call
 from models.cpu.kernels.matrix import INPUTS_A_STEP, has_matrix_registers
 from models.cpu.ops import PassTable, buffer, new_step, room_for_packed
 from models.cpu.panels import in_panels, packed_panels, whole_panels
-from models.cpu.shared_weights import kept
+from models.cpu.weight_memory import kept
 from models.layers.groups import Bits, GroupedWeight, group_weight
 from models.packed_form import GROUP
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from models.cpu.weight_memory import WeightMemory, in_large_pages
+
 _CHUNK_BYTES = 1 << 30  # mapped at once; pages that nothing was written to take no memory
-_ALIGNMENT = 64  # a cache line, as torch's own memory
 
 
-class SharedWeights:
+class SharedWeights(WeightMemory):
     """The place, as one process sees it.
 
     Args:
@@ -33,27 +32,22 @@ class SharedWeights:
     """
 
     def __init__(self, source: str = "") -> None:
+        super().__init__()
         self._is_first = not source
         self._file = os.open(source, os.O_RDWR) if source else os.memfd_create("outrider-weights")
-        self._chunk: mmap.mmap | None = None
         self._chunks_end = 0  # bytes of all chunks
-        self._used = 0  # bytes of the newest chunk
-        self.num_bytes = 0  # of all weights here
 
     @property
     def path(self) -> str:
         """The path under which other processes of this user on this node can open it."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
-    def keep(self, weight: Tensor) -> Tensor:
-        """Return the weight as it lies in this memory.
+    def _fill(self, place: Tensor, weight: Tensor) -> None:
+        """See `WeightMemory`.
 
         Raises:
-            ValueError: the first process has another one there, or none.
+            ValueError: the first process has another weight there.
         """
-        if weight.nbytes == 0:
-            return weight
-        place = self._place(weight)
         if self._is_first:
             place.copy_(weight)
         elif not torch.equal(place.view(torch.uint8), weight.contiguous().view(torch.uint8)):
@@ -61,44 +55,19 @@ class SharedWeights:
                 f"a weight of shape {tuple(weight.shape)} is not the serving model's: the "
                 "checkpoint has changed since that was loaded"
             )
-        self.num_bytes += weight.nbytes
-        return place
 
-    def _place(self, weight: Tensor) -> Tensor:
-        """Return memory for a tensor of this shape, behind the last one."""
-        start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
-        if self._chunk is None or start + weight.nbytes > len(self._chunk):
-            self._chunk, start = self._next_chunk(weight.nbytes), 0
-        self._used = start + weight.nbytes
-        numbers = torch.frombuffer(
-            self._chunk, dtype=weight.dtype, count=weight.numel(), offset=start
-        )
-        return numbers.view(weight.shape)
+    def _next_chunk(self, num_bytes: int) -> tuple[mmap.mmap, int]:
+        """See `WeightMemory`.
 
-    def _next_chunk(self, num_bytes: int) -> mmap.mmap:
+        Raises:
+            ValueError: the first process has no more.
+        """
         length = max(_CHUNK_BYTES, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         begin, self._chunks_end = self._chunks_end, self._chunks_end + length
         if self._is_first:
             os.ftruncate(self._file, self._chunks_end)
         elif os.fstat(self._file).st_size < self._chunks_end:
             raise ValueError("the model has more weights than the serving one")
-        return mmap.mmap(self._file, length, offset=begin)
-
-
-_memory: SharedWeights | None = None  # of the model that is being laid out; None: torch's own
-
-
-def kept(weight: Tensor) -> Tensor:
-    """Return a weight that was just laid out, where this process keeps its weights."""
-    return weight if _memory is None else _memory.keep(weight)
-
-
-@contextmanager
-def weights_in(memory: SharedWeights | None) -> Iterator[None]:
-    """Keep the weights of the model that is loaded within in this memory; None: in torch's own."""
-    global _memory
-    before, _memory = _memory, memory
-    try:
-        yield
-    finally:
-        _memory = before
+        chunk = mmap.mmap(self._file, length, offset=begin)
+        in_large_pages(chunk)  # granted where Linux's `shmem_enabled` is `advise`
+        return chunk, 0

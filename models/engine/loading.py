@@ -17,6 +17,7 @@ import torch
 from models.attention.backend import AttentionBackend, ModelLayers
 from models.checkpoint.loader import kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
+from models.cpu.weight_memory import weights_together
 from models.engine.backends import lay_out
 from models.engine.drafting_parts import OwnDrafting
 from models.engine.profiling import measured_share
@@ -79,7 +80,8 @@ def _load_own(config: EngineConfig, ranks: TensorParallel | None) -> LoadedModel
     config = config.model_copy(update=came_to)
     itemsize = getattr(torch, config.dtype).itemsize
     num_weights = num_local_weights(checkpoint.model)
-    laid_out = lay_out(checkpoint, config, kernel)
+    with weights_together():
+        laid_out = lay_out(checkpoint, config, kernel)
     memory = partial(CudaMemory, torch.device(config.device))
     return LoadedModel(
         config=config,

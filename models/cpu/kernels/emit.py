@@ -80,6 +80,12 @@ def prefetch(builder: Builder, address: ir.Value) -> None:
     builder.call(function, [builder.inttoptr(address, byte), *how])
 
 
+def past_end(builder: Builder, address: ir.Value, end: ir.Value, jump: ir.Value) -> ir.Value:
+    """Return the address, or what lies there behind a jump where it is at or past `end`."""
+    is_past = builder.icmp_unsigned(">=", address, end)
+    return builder.select(is_past, builder.add(address, jump), address)
+
+
 def vector_call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
     """Call an LLVM intrinsic of vectors."""
     kind = ir.FunctionType(FLOATS, [value.type for value in values])

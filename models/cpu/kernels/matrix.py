@@ -45,7 +45,7 @@ from models.cpu.kernels.emit import (
     typed,
 )
 from models.cpu.kernels.scalars import write_int
-from models.cpu.kernels.tile import AHEAD_BYTES, PANEL
+from models.cpu.kernels.tile import PANEL
 
 INPUTS_A_STEP = 32
 MAX_ROWS = 16
@@ -55,6 +55,7 @@ _ROW_BYTES = 64  # size of a register row; a register has up to 16
 _NUM_SUMS = PANEL // NUM_LANES  # registers 0 to 3: sums of 16 columns each
 _INPUTS, _WEIGHTS = _NUM_SUMS, (5, 6, 7)  # the others
 _STEP_BYTES = 2 * INPUTS_A_STEP * PANEL
+_AHEAD_BYTES = 2048  # weights are asked for so long before they are used
 _PAIRS_A_STEP = INPUTS_A_STEP // 2
 _PAIR_BYTES = 4 * PANEL  # size of two inputs of all columns
 
@@ -172,7 +173,7 @@ class _Row(NamedTuple):
         base = builder.add(self.panel, builder.mul(pair, ir.Constant(I64, _PAIR_BYTES)))
         for vector in range(_NUM_SUMS):
             place = plus(builder, base, _ROW_BYTES * vector)
-            prefetch(builder, plus(builder, place, AHEAD_BYTES))
+            prefetch(builder, plus(builder, place, _AHEAD_BYTES))
             words = builder.load(pointer(builder, place, INTS), align=4)
             weights = [builder.shl(words, half), builder.and_(words, high)]
             for chain, some, weight in zip(self.chains, both, weights, strict=True):

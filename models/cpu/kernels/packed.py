@@ -42,6 +42,7 @@ from models.cpu.kernels.emit import (
     emit_fma,
     has_feature,
     instruction,
+    past_end,
     plus,
     pointer,
     prefetch,
@@ -57,7 +58,7 @@ HALF = 32  # columns of half a panel
 RECORD_BYTES = GROUP + 16
 _LEVELS = 127
 OFFSET = 128  # of 8-bit codes
-_AHEAD_BYTES = 2048  # as in `tile.py`
+_AHEAD_BYTES = 8192  # weights are asked for so long before they are used
 _LINE = 64
 _NUM_VECTORS = HALF // NUM_LANES
 _HALF_BYTES = 4 * HALF  # of a row's float32 sums
@@ -189,13 +190,31 @@ def read_halves(builder: Builder, address: ir.Value) -> ir.Value:
     return builder.bitcast(builder.or_(builder.bitcast(size, INTS), sign), FLOATS)
 
 
+class Panel(NamedTuple):
+    """A panel of `num_inputs`, a multiple of `GROUP`, at an address.
+
+    `jump` is the way from its end to the panel that comes next.
+    """
+
+    address: ir.Value
+    jump: ir.Value
+    num_inputs: ir.Value
+    bits: int  # of a code, 4 or 8
+
+
 class _Tile(NamedTuple):
     """Half a panel, with the float32 sums of all rows in registers."""
 
     builder: Builder
     rows: Sequence[ir.Value]  # where each begins
-    bits: int
+    panel: Panel
+    end: ir.Value  # of the whole panel
     sums: Sequence[Sequence[ir.Value]]
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return self.panel.bits
 
     def clear(self) -> None:
         """Begin with zeros."""
@@ -205,8 +224,10 @@ class _Tile(NamedTuple):
     def add_group(self, block: ir.Value, group: ir.Value) -> None:
         """Add the products of one group."""
         builder = self.builder
+        ahead = plus(builder, block, _AHEAD_BYTES)
+        ahead = past_end(builder, ahead, self.end, self.panel.jump)
         for line in range(0, block_bytes(self.bits), _LINE):
-            prefetch(builder, plus(builder, block, line + _AHEAD_BYTES))
+            prefetch(builder, plus(builder, ahead, line))
         offset = builder.mul(group, ir.Constant(I64, RECORD_BYTES))
         records = [builder.add(row, offset) for row in self.rows]
         products = self._products(block, records)
@@ -277,12 +298,7 @@ class _Tile(NamedTuple):
 
 
 def emit_packed_tile(
-    builder: Builder,
-    out: ir.Value,
-    rows: Sequence[ir.Value],
-    panel: ir.Value,
-    num_inputs: ir.Value,
-    bits: int,
+    builder: Builder, out: ir.Value, rows: Sequence[ir.Value], panel: Panel
 ) -> None:
     """Emit the product of packed rows and a panel; see `multiply_tile`.
 
@@ -290,18 +306,17 @@ def emit_packed_tile(
         builder: of the kernel.
         out: address of float32 [rows, PANEL].
         rows: where each begins.
-        panel: its address.
-        num_inputs: a multiple of `GROUP`.
-        bits: of a code, 4 or 8.
+        panel: that they are multiplied by.
     """
     sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(_NUM_VECTORS)] for _ in rows]
-    tile = _Tile(builder, rows, bits, sums)
-    num_groups = builder.udiv(num_inputs, ir.Constant(I64, GROUP))
-    step = ir.Constant(I64, block_bytes(bits))
+    num_groups = builder.udiv(panel.num_inputs, ir.Constant(I64, GROUP))
+    step = ir.Constant(I64, block_bytes(panel.bits))
     half_bytes = builder.mul(num_groups, step)
+    end = builder.add(panel.address, builder.mul(half_bytes, ir.Constant(I64, 2)))
+    tile = _Tile(builder, rows, panel, end, sums)
     with cgutils.for_range(builder, ir.Constant(I64, 2)) as half:
         tile.clear()
-        blocks = builder.add(panel, builder.mul(half.index, half_bytes))
+        blocks = builder.add(panel.address, builder.mul(half.index, half_bytes))
         with cgutils.for_range(builder, num_groups) as groups:
             block = builder.add(blocks, builder.mul(groups.index, step))
             tile.add_group(block, groups.index)

@@ -78,6 +78,14 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 _PACKED8, _PACKED4 = np.int8(0), np.uint8(0)  # see `packed.py`
 
 
+class _Panel(NamedTuple):
+    """A panel by its number, its address, and the way from its end to the next of this thread."""
+
+    number: int
+    address: int
+    jump: int
+
+
 class _Kinds(NamedTuple):
     """Numbers of the types that rows and weights have in memory."""
 
@@ -143,25 +151,25 @@ def _finish_gated_row(parameters: int, row: int, panel: int, sums: int, like: np
 
 @inline
 def _multiply_some(
-    parameters: int, row: int, count: int, panel: int, sums: int, kinds: _Kinds
+    parameters: int, row: int, count: int, panel: _Panel, sums: int, kinds: _Kinds
 ) -> None:
     """Multiply `count` rows from `row` on by a panel; the code has one loop for each count."""
     num_inputs = get(parameters, NUM_INPUTS)
     row_bytes = get(parameters, ROW_BYTES)
     rows = rows_at(parameters, SOURCE) + row * row_bytes
-    weight = get(parameters, WEIGHT) + panel * get(parameters, PANEL_BYTES)
+    weight, jump = panel.address, panel.jump
     if count == 6:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 6, kinds.rows, kinds.weights)
+        multiply_tile(sums, rows, row_bytes, weight, jump, num_inputs, 6, kinds.rows, kinds.weights)
     elif count == 5:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 5, kinds.rows, kinds.weights)
+        multiply_tile(sums, rows, row_bytes, weight, jump, num_inputs, 5, kinds.rows, kinds.weights)
     elif count == 4:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 4, kinds.rows, kinds.weights)
+        multiply_tile(sums, rows, row_bytes, weight, jump, num_inputs, 4, kinds.rows, kinds.weights)
     elif count == 3:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 3, kinds.rows, kinds.weights)
+        multiply_tile(sums, rows, row_bytes, weight, jump, num_inputs, 3, kinds.rows, kinds.weights)
     elif count == 2:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 2, kinds.rows, kinds.weights)
+        multiply_tile(sums, rows, row_bytes, weight, jump, num_inputs, 2, kinds.rows, kinds.weights)
     else:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 1, kinds.rows, kinds.weights)
+        multiply_tile(sums, rows, row_bytes, weight, jump, num_inputs, 1, kinds.rows, kinds.weights)
 
 
 @inline
@@ -177,12 +185,12 @@ def _finish_rows(
 
 
 @inline
-def _multiply_panel(parameters: int, panel: int, sums: int, kinds: _Kinds) -> None:
+def _multiply_panel(parameters: int, panel: _Panel, sums: int, kinds: _Kinds) -> None:
     num_rows, row = of_pass(parameters, NUM_ROWS), 0
     while row < num_rows:
         count = min(MAX_ROWS, num_rows - row)
         _multiply_some(parameters, row, count, panel, sums, kinds)
-        _finish_rows(parameters, row, count, panel, sums, kinds.rows)
+        _finish_rows(parameters, row, count, panel.number, sums, kinds.rows)
         row += count
 
 
@@ -198,14 +206,23 @@ def _take_panels(parameters: int) -> tuple[int, int]:
 
 @inline
 def _multiply(parameters: int, kinds: _Kinds) -> None:
-    """Do one thread's work: panels as long as there are any."""
+    """Do one thread's work: panels as long as there are any.
+
+    The next ones are taken before they are begun, so that their weights can be asked for.
+    """
     sums = stack_bytes(_STACK_BYTES)
-    while True:
-        first, stop = _take_panels(parameters)
-        if first == stop:
-            break
-        for panel in range(first, stop):
+    weight, num_bytes = get(parameters, WEIGHT), get(parameters, PANEL_BYTES)
+    first, stop = _take_panels(parameters)
+    while first != stop:
+        after, last = _take_panels(parameters)
+        for number in range(first, stop):
+            follower = number + 1
+            if follower == stop:
+                follower = after if after != last else number
+            jump = (follower - number - 1) * num_bytes
+            panel = _Panel(number, weight + number * num_bytes, jump)
             _multiply_panel(parameters, panel, sums, kinds)
+        first, stop = after, last
 
 
 def multiply_bfloat16_by_matrix(parameters: Any) -> None:

@@ -34,21 +34,21 @@ from models.cpu.kernels.emit import (
     instruction,
     is_float32,
     literal,
+    past_end,
     plus,
     pointer,
     prefetch,
     spread,
     typed,
 )
-from models.cpu.kernels.packed import emit_packed_tile, is_packed, num_bits
+from models.cpu.kernels.packed import Panel, emit_packed_tile, is_packed, num_bits
 
 PANEL = 64  # columns
 MAX_ROWS = 6
 _VECTOR_BYTES = 4 * NUM_LANES
 _NUM_VECTORS = PANEL // NUM_LANES
 
-# Weights are asked for so long before they are used: a page has more, and memory is slow to begin.
-AHEAD_BYTES = 2048
+AHEAD_BYTES = 4096  # weights are asked for so long before they are used
 
 
 _HAS_PAIR_PRODUCT = has_feature("avx512bf16")
@@ -82,6 +82,8 @@ class _Tile(NamedTuple):
     builder: Builder
     rows: Sequence[ir.Value]  # where each begins
     panel: ir.Value
+    end: ir.Value  # of the panel
+    jump: ir.Value  # from there to the panel that comes next
     vectors: range
     is_wide: bool  # rows are float32
 
@@ -97,8 +99,12 @@ class _Tile(NamedTuple):
         """Add the products of one step; `is_half`: one bfloat16 where others have two."""
         builder = self.builder
         base = builder.add(self.panel, builder.mul(index, ir.Constant(I64, 4 * PANEL)))
-        weights = [plus(builder, base, _VECTOR_BYTES * vector) for vector in self.vectors]
-        weights = [self._weights(at) for at in weights]
+        ahead = past_end(builder, plus(builder, base, AHEAD_BYTES), self.end, self.jump)
+        weights = []
+        for vector in self.vectors:
+            prefetch(builder, plus(builder, ahead, _VECTOR_BYTES * vector))
+            at = plus(builder, base, _VECTOR_BYTES * vector)
+            weights.append(builder.load(pointer(builder, at, INTS), align=4))
         offset = builder.mul(index, ir.Constant(I64, 4))
         for row, of_row in zip(self.rows, sums, strict=True):
             inputs = self._inputs(builder.add(row, offset), is_half)
@@ -114,11 +120,6 @@ class _Tile(NamedTuple):
                 offset = _VECTOR_BYTES * (row * _NUM_VECTORS + vector)
                 at = pointer(self.builder, plus(self.builder, out, offset), FLOATS)
                 self.builder.store(self.builder.load(each), at, align=4)
-
-    def _weights(self, address: ir.Value) -> ir.Value:
-        builder = self.builder
-        prefetch(builder, plus(builder, address, AHEAD_BYTES))
-        return builder.load(pointer(builder, address, INTS), align=4)
 
     def _inputs(self, address: ir.Value, is_half: bool) -> ir.Value:
         builder = self.builder
@@ -136,6 +137,7 @@ def multiply_tile(  # noqa: PLR0913  (an instruction takes numbers one by one)
     rows: Any,
     row_bytes: Any,
     panel: Any,
+    jump: Any,
     num_inputs: Any,
     num_rows: Any,
     like: Any,
@@ -143,24 +145,28 @@ def multiply_tile(  # noqa: PLR0913  (an instruction takes numbers one by one)
 ) -> Any:
     """Write the product of rows and a panel, float32 [num_rows, PANEL], to `out`.
 
-    Rows begin `row_bytes` apart. `num_rows` is a constant of the code, from 1 to `MAX_ROWS`.
+    Rows begin `row_bytes` apart. `jump` is the way from the panel's end to the one that comes next,
+    which is asked for meanwhile. `num_rows` is a constant of the code, from 1 to `MAX_ROWS`.
     """
     count = literal(num_rows, "num_rows")
     is_wide = is_float32(like)
     takes = 1 if is_wide else 2
 
     def build(builder: Builder, *values: ir.Value) -> None:
-        out, rows, row_bytes, panel, num_inputs = values[:5]
+        out, rows, row_bytes, panel, jump, num_inputs = values[:6]
         numbers = [ir.Constant(I64, row) for row in range(count)]
         starts = [builder.add(rows, builder.mul(row_bytes, number)) for number in numbers]
         if is_packed(weights_like):
-            emit_packed_tile(builder, out, starts, panel, num_inputs, num_bits(weights_like))
+            source = Panel(panel, jump, num_inputs, num_bits(weights_like))
+            emit_packed_tile(builder, out, starts, source)
             return
         num_steps = builder.udiv(num_inputs, ir.Constant(I64, takes))
         rest = builder.urem(num_inputs, ir.Constant(I64, takes))
+        num_bytes = builder.mul(builder.add(num_steps, rest), ir.Constant(I64, 4 * PANEL))
+        end = builder.add(panel, num_bytes)
         for first in range(0, _NUM_VECTORS, _VECTORS_TOGETHER):
             vectors = range(first, first + _VECTORS_TOGETHER)
-            tile = _Tile(builder, starts, panel, vectors, is_wide)
+            tile = _Tile(builder, starts, panel, end, jump, vectors, is_wide)
             sums = tile.sums()
             with cgutils.for_range(builder, num_steps) as loop:
                 tile.step(sums, loop.index)
@@ -168,4 +174,4 @@ def multiply_tile(  # noqa: PLR0913  (an instruction takes numbers one by one)
                 tile.step(sums, num_steps, is_half=True)
             tile.write(sums, out)
 
-    return typed(build, types.void, *[types.int64] * 5, num_rows, like, weights_like)
+    return typed(build, types.void, *[types.int64] * 6, num_rows, like, weights_like)

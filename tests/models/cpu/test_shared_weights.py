@@ -12,7 +12,8 @@ from torch import Tensor
 
 from models.config import EngineConfig
 from models.cpu import shared_weights
-from models.cpu.shared_weights import SharedWeights, weights_in
+from models.cpu.shared_weights import SharedWeights
+from models.cpu.weight_memory import weights_in
 from models.engine.runner import ModelRunner
 from tests.fakes.engines import text_logits
 from tests.harness.local import DEMO
