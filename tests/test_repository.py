@@ -50,11 +50,11 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # Lines of Python. A number that must rise has its reason in the changelog; the aims are 30,000,
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
-    "models": 41_105,
-    "router": 9_430,
-    "deployments": 25_100,
+    "models": 41_215,
+    "router": 9_510,
+    "deployments": 25_190,
     "loadtest": 29_850,
-    "tests": 75_215,
+    "tests": 75_460,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

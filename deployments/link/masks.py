@@ -4,8 +4,8 @@ All sessions at a constraint endpoint share one DEALER socket, and one CURVE key
 Routers introduce that key to the constraint service (`GrammarOpen.peers`). All requests of one call
 leave as one frame per endpoint. Nothing here waits but `poll`. Owned by one thread.
 
-Answers are lost with their connection. So what was asked is missed at once where one breaks, and
-what is asked before it is there again: a dead service is not waited for.
+Answers are lost with their connection. So a request is missed at once where one breaks, and until
+it is there again. A dead service is not waited for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Memory for the weights of one model, in the order in which they are laid out for a CPU.
 
-A pass reads all weights once. In pages of 4 KB that costs an address translation every few hundred
-nanoseconds, so the system is asked for pages of 2 MB. Small weights lie close together for that.
-A piece of memory is freed with the last weight in it.
+A pass reads all weights once. In pages of 4 KB that takes many address translations, so the system
+is asked for pages of 2 MB. Small weights lie close together for that. A piece of memory is freed
+with the last weight in it.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class _Tile(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return self.panel.bits
 
     def clear(self) -> None:
