@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import subprocess
 import time
 from argparse import Namespace
@@ -201,7 +202,7 @@ class LlamaStage(Closing):
         models: of the pair.
 
     Raises:
-        ValueError: a file is not there, and no converter makes it.
+        ValueError: a file is not there, and no converter makes it; or the server is no program.
     """
 
     def __init__(
@@ -215,7 +216,10 @@ class LlamaStage(Closing):
         self._files = folder or Path("gguf") / models.label
         self._script = script
         target = gguf_of(models.target, self._files / "target.gguf", script)
-        self._server = LlamaCpp(binary, target, int(models.engine["max_model_len"]))
+        program = shutil.which(binary) or shutil.which(binary.absolute())
+        if program is None:
+            raise ValueError(f"--llama-server: must be a program, got {str(binary)!r}")
+        self._server = LlamaCpp(Path(program), target, int(models.engine["max_model_len"]))
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:
         """See `Stage.run`."""
@@ -273,7 +277,7 @@ def add_options(add: Callable[..., object]) -> None:
 def openers(arguments: Namespace) -> dict[str, Opener]:
     """Return what opens the stage; nothing without a binary."""
     binary: Path | None = arguments.llama_server
-    if binary is None or not binary.is_file():
+    if binary is None:
         return {}
     files = (binary, arguments.gguf_folder, arguments.convert_script)
     return {"llama": partial(LlamaStage, *files)}

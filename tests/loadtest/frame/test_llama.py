@@ -123,6 +123,7 @@ def test_without_the_binary_ours_is_measured_alone(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["plain llama", "--llama-server", "no-llama", "--gguf-folder", "{gguf}"], "'no-llama'"),
         (["--llama-way", "ngram"], "must be NAME=OPTIONS"),
         (
             ["--llama-way", "mine=ngram-map-k 3/4"],
@@ -132,10 +133,11 @@ def test_without_the_binary_ours_is_measured_alone(
     ],
 )
 def test_what_cannot_be_is_refused(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "target.gguf").touch()
     with pytest.raises(SystemExit, match="2"):
-        main([*QUICK, *words])
+        main([*QUICK, *(word.format(gguf=tmp_path) for word in words)])
     assert told in capsys.readouterr().err
 
 
