@@ -279,8 +279,7 @@ def openers(arguments: Namespace) -> dict[str, Opener]:
     binary: Path | None = arguments.llama_server
     if binary is None:
         return {}
-    files = (binary, arguments.gguf_folder, arguments.convert_script)
-    return {"llama": partial(LlamaStage, *files)}
+    return {"llama": partial(LlamaStage, binary, arguments.gguf_folder, arguments.convert_script)}
 
 
 def with_ways(experiment: Experiment, words: Sequence[str]) -> Experiment:
