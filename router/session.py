@@ -128,7 +128,6 @@ class _Builder:
             self._kinds, self._fixed = (), 0
         self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
         self._forced = self._forced_text()
-        self._predicted = self._prediction()
         self._constrainer = new_constrainer(services, request, self._generated, self._max_forced())
         self._rules = DraftRules(
             never,
@@ -306,16 +305,16 @@ class _Builder:
 
     def _known(self) -> KnownText | None:
         """Return the drafter of what the client has; rules for drafts are not for that."""
-        predicted, num_known = self._predicted, self._request.num_known
-        if predicted is None or num_known == 0 or not self._services.speculation.enabled:
+        known, is_on = self._request.known, self._services.speculation.enabled
+        if known is None or not is_on or not may_draft_from_answers(self._request.sampling):
             return None
-        return KnownText(self._committed, predicted, num_known)
+        return KnownText(self._generated, known)
 
     def _front(self) -> tuple[NamedFree, ...]:
         """Free drafters that begin the drafts: what is certain, then what the client foresees."""
         front = [] if self._forced is None else [NamedFree(FORCED, self._forced)]
-        if self._predicted is not None:
-            front.append(NamedFree(PREDICTION, self._predicted))
+        if (predicted := self._prediction()) is not None:
+            front.append(NamedFree(PREDICTION, predicted))
         return tuple(front)
 
     def _prediction(self) -> PredictionDrafter | None:

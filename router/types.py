@@ -116,6 +116,20 @@ class LookaheadStats:
     advice: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """The beginning of an answer, as its client has it.
+
+    Args:
+        num_tokens: of it.
+        tokens_after: given the tokens so far and a number, returns at most so many tokens that go
+            on with the text; none where it begins otherwise.
+    """
+
+    num_tokens: int
+    tokens_after: Callable[[Sequence[int], int], Sequence[int]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One completion, already tokenised and validated.
@@ -143,7 +157,7 @@ class GenerationRequest:
     adapter: str = ""  # of the target, by its name; "": the model itself
     prefix_key: str = ""  # the same for requests whose prompts begin alike; "": too short to matter
     prediction: PredictedText | None = None  # text that the answer mostly repeats, by the client
-    num_known: int = 0  # first tokens of the answer that its client has, of a stream that broke
+    known: KnownAnswer | None = None  # its beginning that the client has, of a stream that broke
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     lookahead: LookaheadSettings | None = None  # there are no choices then
 

@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 41_215,
-    "router": 9_510,
-    "deployments": 25_190,
+    "router": 9_520,
+    "deployments": 25_210,
     "loadtest": 29_850,
-    "tests": 75_460,
+    "tests": 75_465,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

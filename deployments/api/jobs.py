@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from deployments.api.choices import choices_of
+from deployments.api.prompts import known_answer
 from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.sampling_terms import asked_logprobs
@@ -77,7 +78,7 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel, begun: Begun | No
     check_logprob_entries(asked, [prompt], model.max_logprob_entries)
     head = answer_head(asked, [prompt], model, begun)
     return Job(
-        _with_known(choices_of([prompt], asked.n, is_stream=asked.stream), begun),
+        _with_known(choices_of([prompt], asked.n, is_stream=asked.stream), begun, asked, model),
         with_details(ChatWriter(head, turn.turn), asked),
         asked.stream,
         continues_prompt=False,
@@ -96,7 +97,7 @@ def completion_job(asked: CompletionRequest, model: ServedModel, begun: Begun | 
     head = answer_head(asked, prompts, model, begun)
     writer = TextWriter(head, _echoes(asked, prompts, model))
     return Job(
-        _with_known(choices_of(prompts, asked.n, is_stream=asked.stream), begun),
+        choices_of(prompts, asked.n, is_stream=asked.stream),
         with_details(writer, asked),
         asked.stream,
         continues_prompt=True,
@@ -124,12 +125,20 @@ def _going_on(asked: Asked, begun: Begun | None) -> Asked:
     return asked.model_copy(update={"seed": begun.seed})
 
 
-def _with_known(choices: list[GenerationRequest], begun: Begun | None) -> list[GenerationRequest]:
-    """Return the choices, each with how much its client has; `Marks` checks their number."""
-    if begun is None:
+def _with_known(
+    choices: list[GenerationRequest],
+    begun: Begun | None,
+    asked: ChatCompletionRequest,
+    model: ServedModel,
+) -> list[GenerationRequest]:
+    """Return the choices, each with what its client has of it; `Marks` checks their number."""
+    if begun is None or asked.prediction is None:
         return choices
-    known = zip(choices, begun.places, strict=False)
-    return [replace(choice, num_known=place.num_tokens) for choice, place in known]
+    text, places = asked.prediction.content, begun.places
+    return [
+        replace(choice, known=known_answer(text, place.num_tokens, model.tokenizer))
+        for choice, place in zip(choices, places, strict=False)
+    ]
 
 
 def _marks(

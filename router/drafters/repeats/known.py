@@ -1,8 +1,8 @@
 """Drafts the part of an answer that its client has already, from a stream that broke.
 
 The text is made again from its seed, and the client waits for what it lacks. So this part has long
-drafts whatever the request asks: its k may be 0. Only the client knows the text, as the request's
-prediction. A draft of which little is accepted shows that it does not, and there is no other.
+drafts whatever the request asks: its k may be 0. The client knows text, not tokens. A sampled text
+may be spelt in other tokens than the usual ones. So each draft spells anew what follows.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.repeats.prediction import PredictionDrafter
+from router.types import KnownAnswer
 
 # A draft. With 8 streams that come back at once a pass has 8 times as many rows, and others wait.
 _MOST_TOKENS = 32
+# Tokens that are drafted for nothing until the client is not believed; an accepted one is worth 4.
+_PATIENCE, _WORTH = 64, 4
 
 
 class KnownText:
     """The known part of one answer.
 
     Args:
-        committed: the session's text, of which only the prompt is there yet.
-        predicted: drafts from the prediction.
-        num_tokens: of the answer that the client has.
+        generated: the text so far, without the prompt.
+        known: what the client has.
     """
 
-    def __init__(
-        self, committed: TokenSequence, predicted: PredictionDrafter, num_tokens: int
-    ) -> None:
-        self._committed = committed
-        self._predicted = predicted
-        self._end = len(committed) + num_tokens
+    def __init__(self, generated: TokenSequence, known: KnownAnswer) -> None:
+        self._generated = generated
+        self._known = known
         self._num_drafted = 0  # in the last round
+        self._patience = _PATIENCE
 
     def draft(self, room: int, num_accepted: int) -> Sequence[int]:
         """Return the next draft; empty: the rest is drafted as any text.
@@ -40,11 +39,11 @@ class KnownText:
             room: most tokens of it.
             num_accepted: tokens of the draft before, if there was one.
         """
-        if 2 * num_accepted < self._num_drafted:
-            self._end = 0
-        num_tokens = min(room, self._end - len(self._committed), _MOST_TOKENS)
+        if self._num_drafted > 0:
+            self._patience += _WORTH * num_accepted - self._num_drafted
+        num_tokens = min(room, self._known.num_tokens - len(self._generated), _MOST_TOKENS)
         tokens: Sequence[int] = ()
-        if num_tokens > 0:
-            tokens = self._predicted.look(self._committed, num_tokens).tokens
+        if num_tokens > 0 and self._patience >= 0:
+            tokens = self._known.tokens_after(self._generated.ids, num_tokens)
         self._num_drafted = len(tokens)
         return tokens
