@@ -6,11 +6,13 @@ and the grammar is opened on another replica. The round is planned and asked for
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from models.backoff import Backoff
 from models.protocol.errors import ConstraintViolation, MaskUnavailable
 from models.protocol.forced import Forced
 from models.protocol.grammars import Loosened
@@ -18,7 +20,8 @@ from models.protocol.token_sequence import TokenSequence
 from router.ports import Constrainer
 from router.stats import RoundStats
 
-_MAX_MASK_LOSSES = 4  # times in a row that masks may be lost before the request fails
+_MAX_MASK_LOSSES = 6  # times in a row that masks may be lost before the request fails
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0  # before the grammar is opened again, from the second
 
 
 class NoGrammar:
@@ -67,6 +70,7 @@ class GrammarGuard:
         self._stats = stats
         self._on_forced = on_forced or (lambda tokens, forced: None)
         self._num_losses = 0  # losses of masks in a row
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     @property
     def loosened(self) -> Sequence[Loosened]:
@@ -92,6 +96,7 @@ class GrammarGuard:
             Unavailable: the constraint replica is lost and no other was to be had in time.
         """
         self._num_losses = 0  # a verdict came, so masks did
+        self._backoff.reset()
         asked_at = time.perf_counter()
         answer = await self._constrainer.commit(self._generated, tokens)
         self._stats.add_grammar(asked_at)
@@ -125,6 +130,9 @@ class GrammarGuard:
                 f"survived; at last: {error.message}"
             ) from error
         asked_at = time.perf_counter()
+        if self._num_losses > 1:  # a connection that broke may be back soon
+            self._backoff.note_failure()
+            await asyncio.sleep(self._backoff.pause_s)
         self._on_forced((), await self._constrainer.reopen())
         self._stats.add_grammar(asked_at)
         return True

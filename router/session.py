@@ -304,8 +304,9 @@ class _Builder:
         )
 
     def _known(self) -> KnownText | None:
-        """Return the drafter of what the client has; rules for drafts are not for that."""
-        known, is_on = self._request.known, self._services.speculation.enabled
+        """Return the drafter of what the client has, unless the deployment drafts no such text."""
+        known, allowed = self._request.known, self._services.speculation
+        is_on = allowed.enabled and allowed.max_num_free_tokens > 0
         if known is None or not is_on or not may_draft_from_answers(self._request.sampling):
             return None
         return KnownText(self._generated, known)

@@ -50,8 +50,8 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # Lines of Python. A number that must rise has its reason in the changelog; the aims are 30,000,
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
-    "models": 41_215,
-    "router": 9_520,
+    "models": 41_225,
+    "router": 9_535,
     "deployments": 25_210,
     "loadtest": 29_850,
     "tests": 75_465,

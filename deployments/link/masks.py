@@ -10,6 +10,7 @@ it is there again. A dead service is not waited for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,16 +40,21 @@ class _Connection:
     asked: dict[int, MaskRequest] = field(default_factory=dict)
     is_broken: bool = False  # and not there again
 
-    def look(self) -> list[MaskMiss]:
-        """Read what happened to the connection; return misses for what was lost with it."""
-        lost: dict[int, MaskRequest] = {}
+    def take(self, codec: FrameCodec[Masks | MaskMiss]) -> list[Masks | MaskMiss]:
+        """Take the answers that have come, and misses for what was lost with the connection."""
+        answers: list[Masks | MaskMiss] = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                answers += codec.decode(self.socket.recv(zmq.NOBLOCK))
+        for answer in answers:
+            self.asked.pop(answer.ticket, None)
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
             self.is_broken = event == zmq.EVENT_DISCONNECTED
             if self.is_broken:
-                lost |= self.asked
+                answers += map(_missed, self.asked.values())
                 self.asked.clear()
-        return [_missed(request) for request in lost.values()]
+        return answers
 
     def forget(self, session_id: str) -> None:
         """Await no answer for a session any more."""
@@ -82,7 +88,7 @@ class LinkMaskSource:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[Endpoint, _Connection] = {}
         self._endpoints: dict[str, Endpoint] = {}  # by session id
-        self._missed: list[MaskMiss] = []  # since the last `poll`
+        self._answers: list[Masks | MaskMiss] = []  # since the last `poll`
         self._poller = zmq.Poller()
 
     @property
@@ -107,9 +113,9 @@ class LinkMaskSource:
 
     def _connect(self, endpoint: Endpoint) -> _Connection:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        configure_client(socket, self._keys, endpoint.public_key, self._high_water_mark)
         connection = _Connection(socket, socket.get_monitor_socket(CONNECTION_EVENTS))
         try:
+            configure_client(socket, self._keys, endpoint.public_key, self._high_water_mark)
             socket.connect(endpoint.address)
         except zmq.ZMQError as error:
             connection.close()
@@ -125,9 +131,9 @@ class LinkMaskSource:
                 by_endpoint.setdefault(endpoint, []).append(request)
         for endpoint, messages in by_endpoint.items():
             connection = self._connections[endpoint]
-            self._missed += connection.look()
+            self._answers += connection.take(self._codec)
             if connection.is_broken:
-                self._missed += map(_missed, messages)
+                self._answers += map(_missed, messages)
                 continue
             connection.asked.update((message.ticket, message) for message in messages)
             try:
@@ -138,20 +144,11 @@ class LinkMaskSource:
 
     def poll(self, timeout_s: float) -> list[Masks | MaskMiss]:
         """Return all answers that have arrived; wait up to `timeout_s` for the first."""
-        answers: list[Masks | MaskMiss] = [*self._missed]
-        self._missed.clear()
-        if not self._connections or not wait_readable(self._poller, 0.0 if answers else timeout_s):
-            return answers
-        for connection in self._connections.values():
-            while True:
-                try:
-                    arrived = self._codec.decode(connection.socket.recv(zmq.NOBLOCK))
-                except zmq.Again:
-                    break
-                for answer in arrived:
-                    connection.asked.pop(answer.ticket, None)
-                answers.extend(arrived)
-            answers.extend(connection.look())
+        wait_s = 0.0 if self._answers else timeout_s
+        if self._connections and wait_readable(self._poller, wait_s):
+            for connection in self._connections.values():
+                self._answers += connection.take(self._codec)
+        answers, self._answers = self._answers, []
         return answers
 
     def close(self, session_id: str) -> None:

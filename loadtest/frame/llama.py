@@ -215,10 +215,10 @@ class LlamaStage(Closing):
         self._models = models
         self._files = folder or Path("gguf") / models.label
         self._script = script
-        target = gguf_of(models.target, self._files / "target.gguf", script)
-        program = shutil.which(binary) or shutil.which(binary.absolute())
+        program = binary.absolute() if binary.is_file() else shutil.which(binary)
         if program is None:
             raise ValueError(f"--llama-server: must be a program, got {str(binary)!r}")
+        target = gguf_of(models.target, self._files / "target.gguf", script)
         self._server = LlamaCpp(Path(program), target, int(models.engine["max_model_len"]))
 
     def run(self, asks: Sequence[Ask], way: Way, batch: int) -> Run:

@@ -131,7 +131,8 @@ def _embedding(model: Any, table: KernelLinear | None, make_linear: MakeLinear) 
     """
     own = model.get_input_embeddings()
     if table is None and not isinstance(own, GroupedEmbedding):
-        return WholeEmbedding(kept(own.weight.detach()))
+        own.weight = nn.Parameter(kept(own.weight.detach()), requires_grad=False)
+        return WholeEmbedding(own.weight.detach())
     packed = PackedEmbedding(table or make_linear(own.weight, None))
     model.set_input_embeddings(packed)
     return packed

@@ -145,7 +145,8 @@ class KernelLinear(nn.Module):
         own[product.RESIDUAL] = end.residual
         own[product.IS_GATED], own[product.IS_WIDE] = self._is_gated, end.is_wide
         is_long = len(self._panels) >= _PANELS_FOR_MANY
-        own[product.PANELS_AT_ONCE] = _PANELS_AT_ONCE if is_long else 1
+        own[product.PANELS_AT_ONCE] = at_once = _PANELS_AT_ONCE if is_long else 1
+        own[product.PANELS_APART] = at_once * torch.get_num_threads()
         return [*steps, call]
 
     def unpacking_step(self, table: PassTable, target: int) -> Call:

@@ -35,7 +35,7 @@ class MaskSource(Protocol):
         ...
 
     def request(self, requests: Sequence[MaskRequest]) -> None:
-        """Send requests of any sessions, as one frame. Never blocks; losses are silent."""
+        """Send requests of any sessions, as one frame. Never blocks; a loss may be a miss."""
         ...
 
     def poll(self, timeout_s: float) -> list[MaskRows | MaskMiss]:

@@ -48,7 +48,7 @@ class ChainTerms:
         max_free_tokens: of these, tokens of free drafters beside the planned ones.
         survival: for a drafter and a number of tokens: the probabilities that at least 1, 2, ...
             of its tokens are accepted.
-        known: of an answer whose client has its beginning.
+        known: drafts what the client has of an answer; None: it has nothing.
     """
 
     front: Sequence[NamedFree] = ()

@@ -142,13 +142,15 @@ class Drafting:
 
     def _known_round(self, planned_at: float, room: int) -> Round | None:
         """Return the round of a text that its client has already; None: it has no more of it."""
-        known = self._terms.known
-        tokens = () if known is None else known.draft(room, self._watch.num_accepted)
+        known, (_, num_sessions) = self._terms.known, self._watch.load
+        if known is None or self._rules.why_off():
+            return None
+        tokens = known.draft(room, self._watch.num_accepted, num_sessions)
         if not tokens:
             return None
         _, plan = self._plan(room, "made again")
         return Round(
-            plan=msgspec.structs.replace(plan, run_on=0, is_typical=False),
+            plan=msgspec.structs.replace(plan, run_on=0),
             planned_at=planned_at,
             draft=tokens,
             segments=[Segment(PREDICTION, len(tokens))],
@@ -156,7 +158,7 @@ class Drafting:
         )
 
     def _plan(self, room: int, off: str) -> tuple[DrafterTraits | None, RoundPlan]:
-        """Return the plan and its drafter; `off`: a rule's reason for no draft, or ""."""
+        """Return the plan and its drafter; `off`: why nobody is to be asked for a draft, or ""."""
         planner, drafters = self._watch.planner, self._drafters
         if off:
             return None, msgspec.structs.replace(planner.plan(None, room), reason=off)

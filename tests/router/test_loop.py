@@ -263,8 +263,11 @@ async def test_lost_masks_reopen_the_grammar_and_the_text_goes_on() -> None:
 
 
 async def test_masks_lost_for_good_fail_the_request() -> None:
-    with pytest.raises(MaskUnavailable, match=r"lost 5 times in a row, at most 4 .*: scripted"):
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    with pytest.raises(MaskUnavailable, match=r"lost 7 times in a row, at most 6 .*: scripted"):
         await collect(parts(constrainer=ScriptedConstrainer(), verifier=MaskLosingVerifier(99)))
+    assert 8.0 < clock() - began_s < 16.0, "a connection that broke has no time to come back"
 
 
 async def test_statistics_count_what_happened() -> None:

@@ -67,8 +67,9 @@ from models.cpu.kernels.tile import MAX_ROWS, PANEL, multiply_tile
     IS_GATED,
     IS_WIDE,  # rounded outputs are written as float32
     PANELS_AT_ONCE,  # that a thread takes
-) = range(NUM_COMMON, NUM_COMMON + 13)
-NUM_PARAMETERS = NUM_COMMON + 13
+    PANELS_APART,  # from where a thread begins to where it likely begins next
+) = range(NUM_COMMON, NUM_COMMON + 14)
+NUM_PARAMETERS = NUM_COMMON + 14
 
 _FLOAT_BYTES = 4
 _STACK_BYTES = MAX_ROWS * PANEL * _FLOAT_BYTES
@@ -79,7 +80,7 @@ _PACKED8, _PACKED4 = np.int8(0), np.uint8(0)  # see `packed.py`
 
 
 class _Panel(NamedTuple):
-    """A panel by its number, its address, and the way from its end to the next of this thread."""
+    """A panel by its number, its address, and the way from its end to this thread's likely next."""
 
     number: int
     address: int
@@ -195,10 +196,15 @@ def _multiply_panel(parameters: int, panel: _Panel, sums: int, kinds: _Kinds) ->
 
 
 @inline
+def _num_panels(parameters: int) -> int:
+    columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
+    return (get(parameters, NUM_OUTPUTS) + columns - 1) // columns
+
+
+@inline
 def _take_panels(parameters: int) -> tuple[int, int]:
     """Take the next panels that no thread has taken, first and stop; equal when there are none."""
-    columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
-    num_panels = (get(parameters, NUM_OUTPUTS) + columns - 1) // columns
+    num_panels = _num_panels(parameters)
     at_once = get(parameters, PANELS_AT_ONCE)
     first = at_once * take_next(parameters + WORD * TAKEN)
     return min(first, num_panels), min(first + at_once, num_panels)
@@ -208,21 +214,23 @@ def _take_panels(parameters: int) -> tuple[int, int]:
 def _multiply(parameters: int, kinds: _Kinds) -> None:
     """Do one thread's work: panels as long as there are any.
 
-    The next ones are taken before they are begun, so that their weights can be asked for.
+    Threads that are as fast as each other take panels in turn. So a thread asks for the weights of
+    those that it will likely take next. None is taken for that: another thread may be free first.
     """
     sums = stack_bytes(_STACK_BYTES)
     weight, num_bytes = get(parameters, WEIGHT), get(parameters, PANEL_BYTES)
-    first, stop = _take_panels(parameters)
-    while first != stop:
-        after, last = _take_panels(parameters)
+    num_panels, apart = _num_panels(parameters), get(parameters, PANELS_APART)
+    while True:
+        first, stop = _take_panels(parameters)
+        if first == stop:
+            break
         for number in range(first, stop):
-            follower = number + 1
-            if follower == stop:
-                follower = after if after != last else number
+            follower = number + 1 if number + 1 < stop else first + apart
+            if follower >= num_panels:
+                follower = number  # there is none
             jump = (follower - number - 1) * num_bytes
             panel = _Panel(number, weight + number * num_bytes, jump)
             _multiply_panel(parameters, panel, sums, kinds)
-        first, stop = after, last
 
 
 def multiply_bfloat16_by_matrix(parameters: Any) -> None:

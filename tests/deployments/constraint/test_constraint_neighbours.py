@@ -134,7 +134,7 @@ async def test_open_grammars_do_not_end_their_child(tokenizer_path: str) -> None
 async def test_a_slow_grammar_takes_no_more_than_its_turn(tokenizer_path: str) -> None:
     slow = {"anyOf": [{"type": "integer", "multipleOf": n} for n in (1901, 1907, 1911)]}
     memory = {"compile_memory_mb": 400, "memory_limit_mb": 1600}
-    async with serving(tokenizer_path, compile_cpu_s=3.0, **memory) as workers:
+    async with serving(tokenizer_path, compile_cpu_s=1.5, **memory) as workers:
         first = asyncio.create_task(ask(workers, opening("slow", slow)))
         await asyncio.sleep(0)
         others = [ask(workers, opening_regex(f"s{i}", f"[a-c]{{{i + 1}}}")) for i in range(6)]
@@ -142,7 +142,7 @@ async def test_a_slow_grammar_takes_no_more_than_its_turn(tokenizer_path: str) -
         assert not first.done()  # they came later, and were done within its trials
         reply = await first
         assert isinstance(reply, GrammarRefused)
-        assert "the limit is 3.00 s (compile_cpu_s)" in reply.message
+        assert "the limit is 1.50 s (compile_cpu_s)" in reply.message
 
 
 @contextlib.contextmanager

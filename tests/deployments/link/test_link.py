@@ -378,9 +378,9 @@ async def test_a_connection_that_fails_to_receive_is_lost(
 
 def test_an_impossible_mask_endpoint_is_a_value_error() -> None:
     masks = LinkMaskSource()
-    bad = Endpoint(address="tcp://nowhere", public_key=masks.public_key, epoch=1)
-    with pytest.raises(ValueError, match="tcp://nowhere"):
-        masks.open("s", bad)
+    for address, key in (("tcp://nowhere", masks.public_key), ("tcp://127.0.0.1:9", "short")):
+        with pytest.raises(ValueError, match=address):
+            masks.open("s", Endpoint(address=address, public_key=key, epoch=1))
     masks.close("s")
     masks.shutdown()
 
