@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 41_225,
     "router": 9_535,
     "deployments": 25_210,
-    "loadtest": 29_850,
+    "loadtest": 29_855,
     "tests": 75_465,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing

@@ -185,7 +185,10 @@ class SimulatedMasks:
 
     def _deliver(self, endpoint: Endpoint, request: MaskRequest) -> None:
         process = self.processes.get(endpoint.address)
-        if process is not None and process.allows(self._process.name, endpoint):
+        if process is None or not process.is_alive or process.name != endpoint.public_key:
+            session_id, ticket = request.session_id, request.ticket
+            self._take(MaskMiss(session_id=session_id, ticket=ticket, reason="failed"))
+        elif process.allows(self._process.name, endpoint):
             process.take(lambda reply: self._reply(process.name, reply), request)
 
     def _reply(self, sender: str, reply: Any) -> None:
