@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_535,
     "deployments": 25_210,
     "loadtest": 29_855,
-    "tests": 75_465,
+    "tests": 75_525,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 
