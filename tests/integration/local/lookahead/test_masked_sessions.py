@@ -135,7 +135,7 @@ async def test_masks_that_are_lost_change_no_text(pair: tuple[Path, Path], metho
 
 async def test_masks_that_are_lost_each_time_end_the_text(pair: tuple[Path, Path]) -> None:
     async with serving(pair, Host(None)) as service:
-        with pytest.raises(MaskUnavailable, match="5 times in a row"):
+        with pytest.raises(MaskUnavailable, match="7 times in a row"):
             await answer(service, "cdlh")
         assert await service.freed()
 
