@@ -22,7 +22,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-_FIRST_PAUSE_S = 0.1  # another router is mostly there; doubles
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.8  # another router is mostly there; doubles
 _TOO_MANY, _SERVER_FAULT = 429, 500
 _BROKEN = (OSError, http.client.HTTPException, EOFError)  # URLError is an OSError
 
@@ -43,7 +43,7 @@ def events(
     body: Mapping[str, Any],
     *,
     api_key: str = "",
-    max_tries: int = 9,
+    goes_on_s: float = 30.0,
     silence_s: float = 6.0,
 ) -> Iterator[Event]:
     """Yield the events of a streamed answer to its end.
@@ -52,7 +52,7 @@ def events(
         url: of /v1/chat/completions or /v1/completions.
         body: of the request; it is streamed whatever `stream` says.
         api_key: if the service asks for one.
-        max_tries: connections in a row that bring no event, before the error is raised.
+        goes_on_s: without an event for so long, the next error is raised; above a router's start.
         silence_s: a connection that brings nothing for so long is broken: a router that lives says
             so every `router.http.heartbeat_s`. One whose machine is lost says nothing any more.
 
@@ -60,7 +60,7 @@ def events(
         Refused: the service refuses the request, or the stream ended with an error event.
         OSError, http.client.HTTPException, EOFError: the service is not reached, or no more.
     """
-    last_id, text, num_failed = "", "", 0
+    last_id, text, num_failed, news_s = "", "", 0, time.monotonic()
     while True:
         pending: list[Event] = []
         try:
@@ -68,14 +68,15 @@ def events(
             for event, event_id in connection:
                 pending.append(event)
                 if event_id:  # it is of all events since the last one
-                    last_id, num_failed = event_id, 0
+                    last_id, num_failed, news_s = event_id, 0, time.monotonic()
                     text += "".join(map(_content, pending))
                     yield from pending
                     pending = []
             return
         except (*_BROKEN, Refused) as error:
             num_failed += 1
-            if not last_id or num_failed >= max_tries or _is_final(error):
+            is_late = time.monotonic() - news_s >= goes_on_s
+            if not last_id or is_late or _is_final(error):
                 raise
             time.sleep(pause_s(num_failed))
 
@@ -118,7 +119,7 @@ def pause_s(num_failed: int) -> float:
     Args:
         num_failed: connections in a row that brought no event, the broken one included.
     """
-    return float(_FIRST_PAUSE_S * 2 ** (num_failed - 1))
+    return float(min(_FIRST_PAUSE_S * 2 ** (num_failed - 1), _LONGEST_PAUSE_S))
 
 
 def resumed(body: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -22,7 +22,6 @@ COMPLETIONS = "/v1/completions"
 READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
 _CONNECT_TIMEOUT_S = 30.0
 # Every request has a connection; a shared pool must not make them queue for one.
-_LONGEST_PAUSE_S = 0.8  # before the rest of a broken stream is asked for
 _OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
 _ELSEWHERE = (429, *_OF_PROXIES, 503, 504)  # with which a stream's rest is not refused for good
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -88,7 +87,7 @@ async def ask(
             break
         answer.go_on()
         num_failed += 1
-        await asyncio.sleep(min(pause_s(num_failed), _LONGEST_PAUSE_S))
+        await asyncio.sleep(pause_s(num_failed))
     answer.ended_s = time.perf_counter()
     return answer
 

@@ -37,6 +37,7 @@ from models.protocol.messages import (
     Sampling,
 )
 from tests.cases.messages import proposing
+from tests.fakes.constraint_link import ScriptedConstraint, mask_request
 from tests.harness.waiting import wait_until
 
 WAIT_S = 5.0
@@ -227,51 +228,6 @@ def test_allow_list_is_bounded_and_forgets_the_longest_unseen() -> None:
 def test_secret_key_is_not_shown() -> None:
     keys = KeyPair.generate()
     assert keys.secret_key not in repr(keys)
-
-
-class ScriptedConstraint:
-    """An asyncio link server that answers masks for even tickets and misses the odd ones."""
-
-    def __init__(self) -> None:
-        self.server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(
-            ConstraintRequest, self._on_messages
-        )
-        self.frames: list[int] = []
-        self.server.start()
-
-    def _on_messages(self, peer: bytes, messages: list[ConstraintRequest]) -> None:
-        self.frames.append(len(messages))
-        for message in messages:
-            if not isinstance(message, MaskRequest):
-                continue
-            if message.ticket % 2:
-                miss = MaskMiss(
-                    session_id=message.session_id, ticket=message.ticket, reason="stale"
-                )
-                self.server.reply(peer, miss)
-            else:
-                masks = Masks(
-                    session_id=message.session_id,
-                    ticket=message.ticket,
-                    committed_len=0,
-                    committed_hash=0,
-                    num_valid_rows=1,
-                    row_bytes=4,
-                    rows=b"\x01\x02\x03\x04",
-                )
-                self.server.reply(peer, masks)
-
-
-def mask_request(session_id: str, ticket: int) -> MaskRequest:
-    return MaskRequest(
-        session_id=session_id,
-        epoch=1,
-        ticket=ticket,
-        base_len=0,
-        prefix_hash=0,
-        chain=[5],
-        num_rows=2,
-    )
 
 
 async def test_masks_over_a_link_come_from_a_plain_thread() -> None:

@@ -2,59 +2,15 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
 from deployments.link.masks import LinkMaskSource
-from deployments.link.server import AsyncLinkServer
-from models.protocol.messages import ConstraintRequest, Endpoint, MaskMiss, MaskRequest, Masks
+from models.protocol.messages import Endpoint, MaskMiss, Masks
+from tests.fakes.constraint_link import ScriptedConstraint, mask_request
 
 WAIT_S = 30.0
 LONG_S = 5.0  # that an engine would wait for a mask; nothing here takes so long
-
-
-def request(session_id: str, ticket: int) -> MaskRequest:
-    return MaskRequest(
-        session_id=session_id,
-        epoch=1,
-        ticket=ticket,
-        base_len=0,
-        prefix_hash=0,
-        chain=[5],
-        num_rows=2,
-    )
-
-
-class Service:
-    """A constraint service: it answers even tickets, and says nothing to odd ones."""
-
-    def __init__(self) -> None:
-        self.server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(
-            ConstraintRequest, self._on_messages
-        )
-        self.server.start()
-        self._came: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)  # by ticket
-
-    def _on_messages(self, peer: bytes, messages: list[ConstraintRequest]) -> None:
-        for message in messages:
-            assert isinstance(message, MaskRequest)
-            self._came[message.ticket].set()
-            if message.ticket % 2 == 0:
-                masks = Masks(
-                    session_id=message.session_id,
-                    ticket=message.ticket,
-                    committed_len=0,
-                    committed_hash=0,
-                    num_valid_rows=1,
-                    row_bytes=4,
-                    rows=b"\x01\x02\x03\x04",
-                )
-                self.server.reply(peer, masks)
-
-    async def has(self, ticket: int) -> None:
-        async with asyncio.timeout(WAIT_S):
-            await self._came[ticket].wait()
 
 
 class Relay:
@@ -107,14 +63,16 @@ async def answers(source: LinkMaskSource, num: int) -> Sequence[Masks | MaskMiss
 
 
 async def test_a_lost_service_is_not_waited_for() -> None:
-    lost, other = Service(), Service()
+    lost, other = ScriptedConstraint(is_mute=True), ScriptedConstraint(is_mute=True)
     source = LinkMaskSource()
     for service in (lost, other):
         service.server.allow(source.public_key)
     source.open("a", lost.server.endpoint)
     source.open("b", lost.server.endpoint)
     source.open("c", other.server.endpoint)
-    source.request([request("a", 2), request("a", 1), request("b", 3), request("c", 5)])
+    source.request(
+        [mask_request("a", 2), mask_request("a", 1), mask_request("b", 3), mask_request("c", 5)]
+    )
     await lost.has(3)
     await other.has(5)
     await lost.server.close()
@@ -124,13 +82,13 @@ async def test_a_lost_service_is_not_waited_for() -> None:
         (1, "failed"),
         (3, "failed"),
     ]
-    source.request([request("b", 4), request("c", 6)])
+    source.request([mask_request("b", 4), mask_request("c", 6)])
     assert {(each.ticket, type(each)) for each in await answers(source, 2)} == {
         (4, MaskMiss),
         (6, Masks),
     }, "what is asked of a lost service is missed too, and of no other"
     source.open("a", other.server.endpoint)
-    source.request([request("a", 8)])
+    source.request([mask_request("a", 8)])
     (masks,) = await answers(source, 1)
     assert isinstance(masks, Masks)
     for session_id in "abc":
@@ -140,11 +98,11 @@ async def test_a_lost_service_is_not_waited_for() -> None:
 
 
 async def test_a_connection_that_is_there_again_serves() -> None:
-    service, relay = Service(), Relay()
+    service, relay = ScriptedConstraint(is_mute=True), Relay()
     source = LinkMaskSource()
     service.server.allow(source.public_key)
     source.open("a", await relay.start(service.server.endpoint))
-    source.request([request("a", 1)])
+    source.request([mask_request("a", 1)])
     await service.has(1)
     relay.cut()
     (miss,) = await answers(source, 1)
@@ -155,7 +113,7 @@ async def test_a_connection_that_is_there_again_serves() -> None:
     end_s = time.monotonic() + WAIT_S
     while not isinstance(answer, Masks) and time.monotonic() < end_s:
         ticket += 2
-        source.request([request("a", ticket)])
+        source.request([mask_request("a", ticket)])
         (answer,) = await answers(source, 1)  # not one that was missed before
         assert answer.ticket == ticket
         await asyncio.sleep(0.02)
@@ -167,12 +125,12 @@ async def test_a_connection_that_is_there_again_serves() -> None:
 
 
 async def test_a_session_that_is_closed_misses_nothing() -> None:
-    service = Service()
+    service = ScriptedConstraint(is_mute=True)
     source = LinkMaskSource()
     service.server.allow(source.public_key)
     source.open("a", service.server.endpoint)
     source.open("b", service.server.endpoint)
-    source.request([request("a", 1), request("b", 3)])
+    source.request([mask_request("a", 1), mask_request("b", 3)])
     await service.has(3)
     source.close("a")
     await service.server.close()

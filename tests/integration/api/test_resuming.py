@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -233,6 +234,14 @@ async def test_a_program_does_not_wait_for_a_router_that_is_gone_without_a_word(
             for _ in range(2)  # the second is not cut
         ]
     assert found | {"heads": expected["heads"]} == expected
+
+
+async def test_a_program_gives_up_a_service_that_does_not_come_back() -> None:
+    body = body_of({"temperature": 0, "max_tokens": 30})
+    async with demo_over_http() as target, cutting(target.root_url, 900, *[1] * 50) as broken:
+        read = events(f"{broken}/v1/chat/completions", body, goes_on_s=1.0)
+        with pytest.raises((OSError, EOFError, http.client.HTTPException)):
+            await asyncio.to_thread(list, read)
 
 
 async def test_a_program_is_told_what_does_not_pass_by() -> None:
