@@ -23,19 +23,20 @@ from typing import Any
 Event = dict[str, Any]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.8  # another router is mostly there; doubles
-_TOO_MANY, _SERVER_FAULT = 429, 500
+_NO_ROUTE, _TOO_MANY, _SERVER_FAULT = 404, 429, 500
 _BROKEN = (OSError, http.client.HTTPException, EOFError)  # URLError is an OSError
 
 
 class Refused(RuntimeError):
     """The service refuses a request, or has ended its stream with an error event.
 
-    `status` is that of HTTP; 0 for an event.
+    `status` is that of HTTP; 0 for an event. `is_passing`: see `is_passing`.
     """
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, *, is_passing: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.is_passing = is_passing
 
 
 def events(
@@ -76,7 +77,7 @@ def events(
         except (*_BROKEN, Refused) as error:
             num_failed += 1
             is_late = time.monotonic() - news_s >= goes_on_s
-            if not last_id or is_late or _is_final(error):
+            if not last_id or is_late or (isinstance(error, Refused) and not error.is_passing):
                 raise
             time.sleep(pause_s(num_failed))
 
@@ -93,7 +94,9 @@ def _connection(
         response = urllib.request.urlopen(request, timeout=silence_s)
     except urllib.error.HTTPError as error:
         with error:
-            raise Refused(_reason(error.read()), error.code) from None
+            said = error.read().decode(errors="replace")
+        passing = is_passing(error.code, said)
+        raise Refused(_reason(said), error.code, is_passing=passing) from None
     with response:
         fields: dict[str, str] = {}
         for line in response:
@@ -114,11 +117,7 @@ def _connection(
 
 
 def pause_s(num_failed: int) -> float:
-    """Return how long to wait before asking for the rest of a stream again, seconds.
-
-    Args:
-        num_failed: connections in a row that brought no event, the broken one included.
-    """
+    """Return the pause after so many connections in a row that brought no event, in seconds."""
     return float(min(_FIRST_PAUSE_S * 2 ** (num_failed - 1), _LONGEST_PAUSE_S))
 
 
@@ -128,18 +127,20 @@ def resumed(body: Mapping[str, Any], text: str) -> dict[str, Any]:
     return {**(known if "messages" in body else {}), **body, "stream": True}
 
 
-def _is_final(error: Exception) -> bool:
-    """Return whether another router would say the same: a refusal, but for want of room."""
-    if not isinstance(error, Refused):
-        return False
-    return error.status < _SERVER_FAULT and error.status != _TOO_MANY
+def is_passing(status: int, body: str) -> bool:
+    """Return whether a stream's rest may be had later or elsewhere, though it is refused now.
+
+    A proxy that has just started answers 404 in plain text, until Serve has told it the routes.
+    """
+    is_of_new_proxy = status == _NO_ROUTE and not body.lstrip().startswith("{")
+    return is_of_new_proxy or status == _TOO_MANY or status >= _SERVER_FAULT
 
 
-def _reason(body: bytes) -> str:
+def _reason(body: str) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):  # a proxy's own
-        return body.decode(errors="replace")
+        return body
 
 
 def _content(event: Event) -> str:

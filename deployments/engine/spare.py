@@ -18,6 +18,7 @@ from models.backoff import Backoff
 
 logger = logging.getLogger("ray.serve")
 
+_AFTER_START_S = 5.0  # the rest of the service starts beside it, and has the machine first
 _FIRST_PAUSE_S = 1.0  # after a spare that could not be had or was lost; doubles up to:
 _LONGEST_PAUSE_S = 300.0
 
@@ -115,6 +116,7 @@ class Spare(Generic[Model]):
 
     async def _keep_one(self) -> None:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        await asyncio.sleep(_AFTER_START_S)
         while True:
             await self._is_missing.wait()
             await asyncio.sleep(backoff.pause_s)

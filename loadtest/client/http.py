@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from deployments.streams import pause_s, resumed
+from deployments.streams import is_passing, pause_s, resumed
 from loadtest.client.answers import Answer, check_answer
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +23,6 @@ READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recov
 _CONNECT_TIMEOUT_S = 30.0
 # Every request has a connection; a shared pool must not make them queue for one.
 _OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
-_ELSEWHERE = (429, *_OF_PROXIES, 503, 504)  # with which a stream's rest is not refused for good
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -116,7 +115,9 @@ async def _breaks(
                 content = (await response.aread()).decode(errors="replace")
                 after = response.headers.get("retry-after", "")
                 answer.refuse(response.status_code, content, after)
-                return response.status_code in (_ELSEWHERE if answer.last_id else _OF_PROXIES)
+                if answer.last_id:
+                    return is_passing(response.status_code, content)
+                return response.status_code in _OF_PROXIES
     except (httpx.HTTPError, OSError, ValueError) as error:
         after_text = f" after {len(answer.text)} characters"
         answer.error = answer.error or f"{type(error).__name__}: {error}{after_text}"

@@ -168,6 +168,7 @@ def _body(prompt: Sequence[int], num_tokens: int, way: Way) -> dict[str, Any]:
 def _service(environment: Mapping[str, str] = POD_ENVIRONMENT) -> Iterator[Served]:
     def change(tree: Config) -> None:
         arguments = tree["applications"][0]["args"]
+        arguments["target"]["spare"] = False  # it would load while the first round is measured
         for part in ("target", "draft"):
             arguments[part]["enable_prefix_caching"] = False
 

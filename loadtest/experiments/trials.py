@@ -61,8 +61,8 @@ def _as_asked(config: Config, terms: Terms) -> None:
     for deployment in config["applications"][0]["deployments"]:
         if terms.replicas and deployment["name"] != "Draft":
             deployment["num_replicas"] = terms.replicas
-    if terms.spare:
-        config["applications"][0]["args"]["target"]["spare"] = True
+    if terms.spare >= 0:
+        config["applications"][0]["args"]["target"]["spare"] = bool(terms.spare)
 
 
 # SIGKILL and SIGSTOP to every kind of process. Clients of a proxy or router that dies go on
@@ -75,7 +75,7 @@ FAULTS = Trial(
         "signals": tuple(SIGNALS),
         "streams": 8,  # free ones, and as many constrained
         "replicas": 0,  # of all but drafts; 0: as the config has
-        "spare": 0,  # 1: the target has one; 0: as the config has
+        "spare": -1,  # 1: the target has one; 0: it has none; -1: as the config has
         "gap_s": 1.0,  # longest in a stream, but for a lost target
         "target_gap_s": 3.0,
         "seed": 0,

@@ -126,7 +126,7 @@ def ranks(terms: Terms) -> dict[str, Any]:
 
     def change(tree: Config) -> None:
         arguments = tree["applications"][0]["args"]
-        arguments["target"]["tensor_parallel_size"] = _RANKS
+        arguments["target"].update(tensor_parallel_size=_RANKS, spare=False)
         for part in ("target", "draft"):
             arguments[part]["device"] = terms.device
         for deployment in tree["applications"][0]["deployments"]:

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _ALL = 10**9
+NEW_PROXY = -1  # in place of a number of bytes: a proxy that Serve has not told the routes yet
+_NO_ROUTE = b"Path '/v1/chat/completions' not found."
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b"
 
 
 @asynccontextmanager
@@ -28,10 +31,10 @@ async def cutting(url: str, *num_bytes: int, silently: bool = False) -> AsyncIte
 
         async def ask() -> None:
             nonlocal left
-            while data := await reader.read(65536):
+            while left != NEW_PROXY and (data := await reader.read(65536)):
                 if b"chat/completions" in data:
                     left = next(cuts, _ALL)
-                back.write(data)
+                _pass_on(data, left, writer, back)
 
         asking = asyncio.create_task(ask())
         try:
@@ -54,3 +57,13 @@ async def cutting(url: str, *num_bytes: int, silently: bool = False) -> AsyncIte
             for task in relays:
                 task.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
+
+
+def _pass_on(
+    data: bytes, left: int, writer: asyncio.StreamWriter, back: asyncio.StreamWriter
+) -> None:
+    if left == NEW_PROXY:
+        writer.write(_NOT_FOUND % (len(_NO_ROUTE), _NO_ROUTE))
+        back.close()
+    else:
+        back.write(data)

@@ -71,7 +71,7 @@ def _as_deployed(config: Config) -> None:
     [application] = config["applications"]
     application["route_prefix"] = PREFIX
     config["applications"] += [MONITOR, LOST]
-    section(config, "target").update(model_path=REPOSITORY, revision="v1")
+    section(config, "target").update(model_path=REPOSITORY, revision="v1", spare=False)
     # New requests outwait the only target on a busy machine too: each is to have its text.
     section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
     limits = {"max_queued_requests": NUM_QUEUED, "max_ongoing_requests": NUM_ONGOING}

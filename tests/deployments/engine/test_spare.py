@@ -44,6 +44,7 @@ class Loader:
 
 @pytest.fixture
 async def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
+    monkeypatch.setattr(module, "_AFTER_START_S", 0.01)
     monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.01)
     return Loader()
 

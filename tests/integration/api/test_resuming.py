@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from deployments.streams import Refused, events, resumed
-from tests.harness.cutting import cutting
+from tests.harness.cutting import NEW_PROXY, cutting
 from tests.harness.local import demo_grammar_host, demo_http
 from tests.harness.served_demo import demo_over_http
 
@@ -212,7 +212,8 @@ async def test_a_stream_that_hides_lengths_has_no_ids() -> None:
 
 async def test_a_program_reads_on_through_broken_connections() -> None:
     body = body_of({"temperature": 1, "seed": 11, "max_tokens": 60})
-    async with demo_over_http() as target, cutting(target.root_url, 900, 20, 2500) as broken:
+    cuts = (900, 20, 2500, NEW_PROXY)
+    async with demo_over_http() as target, cutting(target.root_url, *cuts) as broken:
         wholes = []
         for url in (target.root_url, broken):
             read = events(f"{url}/v1/chat/completions", body)

@@ -9,7 +9,7 @@ const SILENCE_MS = 6_000; // a router that lives says so every 2 s (router.http.
 export const apiRoot = new URL("v1", BASE).href;
 
 export class Problem extends Error {
-  constructor(message, status = 0, isBroken = status >= 500 || status === 429) {
+  constructor(message, status = 0, isBroken = false) {
     super(message);
     this.status = status;
     this.isBroken = isBroken; // a stream may go on elsewhere
@@ -138,7 +138,11 @@ async function ask(path, options) {
     throw new Problem("The service cannot be reached. Is it running?", 0, true);
   }
   if (response.ok) return response;
-  throw new Problem(await reason(response), response.status);
+  const { status } = response;
+  const isOurs = response.headers.get("content-type")?.startsWith("application/json");
+  // A proxy that has just started knows no route yet, and says so in plain text.
+  const isBroken = status >= 500 || status === 429 || (status === 404 && !isOurs);
+  throw new Problem(await reason(response), status, isBroken);
 }
 
 async function reason(response) {
