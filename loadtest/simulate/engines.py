@@ -75,10 +75,12 @@ class SimulatedTarget:
         self._num_kicks = 0
         self.batch_sizes: list[int] = []
 
-    def verify(self, session_id: str, num_draft: int, run_on: int, answer: VerdictSink) -> None:
-        """Take a `Verify` of `num_draft` tokens."""
+    def verify(
+        self, session_id: str, num_draft: int, run_on: int, away_ms: float, answer: VerdictSink
+    ) -> None:
+        """Take a `Verify` of `num_draft` tokens; its sender had the last answer for `away_ms`."""
         now_ms = self._events.now_ms
-        self._forming.note_message(session_id, now_ms / 1e3, 1 + num_draft)
+        self._forming.note_message(session_id, now_ms / 1e3, 1 + num_draft, away_ms / 1e3)
         self._jobs[session_id] = _VerifyJob(num_draft, run_on, answer, now_ms)
         self._kick()
 

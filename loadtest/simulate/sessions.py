@@ -92,7 +92,7 @@ class SimulatedClient:
         self._num_left = self._kind.num_tokens
         self._is_first = True
         self._asked: RoundPlan | None = None
-        self._began_ms, self._num_new = 0.0, 0
+        self._began_ms, self._answered_ms, self._num_new = 0.0, self._world.events.now_ms, 0
         self._router.deliver(self._round)
 
     def _end(self) -> None:
@@ -152,6 +152,7 @@ class SimulatedClient:
         def take(part: int, timing: Timing, is_last: bool) -> None:
             def learn() -> None:
                 if this_round == self._num_rounds:
+                    self._answered_ms = self._world.events.now_ms
                     self._judge(num_drafted, part, timing)
                     if self._num_left <= 0:
                         self._end()
@@ -160,10 +161,10 @@ class SimulatedClient:
 
             self._router.deliver(learn)
 
-        target = self._world.target
+        target, away_ms = self._world.target, self._world.events.now_ms - self._answered_ms
         self._world.events.after(
             self._world.machine.net_ms,
-            lambda: target.verify(session_id, num_drafted, run_on, take),
+            lambda: target.verify(session_id, num_drafted, run_on, away_ms, take),
         )
 
     def _judge(self, num_drafted: int, part: int, timing: Timing) -> None:

@@ -129,7 +129,8 @@ class TargetEngine(Engine):
         session.is_past_prompt = length != session.opened.prompt_len
         if session.is_past_prompt:
             session.prompt_logprobs = []
-        self._window.note_message(session.session_id, job.ready_s, job.num_logits)
+        away_s = message.away_ms / 1e3 if isinstance(message, Verify) else 0.0
+        self._window.note_message(session.session_id, job.ready_s, job.num_logits, away_s)
         session.committed_len = length
         self._jobs.start(session, job)
 

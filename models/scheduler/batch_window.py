@@ -1,18 +1,21 @@
 """The batch window: how long a pass is held back for sessions that were just answered.
 
-Sessions that come back at different times would split into alternating half batches, each paying a
-whole pass. So a pass waits for those it expects back, by how long each was away before, where that
-pays. There are n rows ready and m more expected. T is the time of a pass by rows. D is the time
-that a session is away in a round (link, and its draft steps). A round of all of them takes
+Sessions that come back at different times would split into groups that take turns. Each group pays
+a whole pass. So a pass waits for those it expects back where that pays, by how long each was away
+before. T is the time of a pass by rows. D is the time that a session is away in a round (link, and
+its draft steps). A pass begins with n rows. Those who are back at its end share the next pass, of m
+rows. All others share one more, of r. A group waits for the others' passes. So a round takes
 
-    together      T(n + m) + D
-    apart         max(T(n) + T(m), max(T(n), T(m)) + D)     halves in turn, one away meanwhile
+    max(T(n) + T(m) + T(r), max(T(n), T(m), T(r)) + D)
 
-and the shorter one wins. For example, eight sessions of 5 rows that are away for 8 ms, half of them
-ready:
+where no rows have no pass. A pass that begins later has more rows. For example, half of eight
+sessions are ready, of 5 rows each, and are away for 8 ms:
 
-    T = 20 ms for any rows     together 20 + 8 = 28 ms    apart max(40, 28) = 40 ms    it waits
-    T = 1 ms + 1 ms a row      together 41 + 8 = 49 ms    apart max(42, 29) = 42 ms    it goes
+    T = 20 ms for any rows     all: 20 + 8 = 28 ms    halves: max(40, 28) = 40 ms    it waits
+    T = 1 ms + 1 ms a row      all: 41 + 8 = 49 ms    halves: max(42, 29) = 42 ms    it goes
+
+In the first case, away for 21 ms, three groups become two: 41 ms in place of 60. A sender says how
+long it was away. A message that comes while a pass runs is found at that pass's end.
 
 Sessions in the middle of plain steps gain nothing by waiting. The waits are at most 5% of the
 passes' time while one is ready. No wait is then longer than three quarters of a pass. A prompt
@@ -24,8 +27,12 @@ The window is a function of given times; it has no clock of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import accumulate
+from typing import NamedTuple
 
 from models.costs.pass_times import PassTimes
 from models.costs.running_mean import running_mean
@@ -34,6 +41,8 @@ _PLAIN_SHARE = 0.05  # part of the passes' time that sessions in plain steps may
 _PLAIN_BURST = 0.2  # part of a pass that they may be held at once
 _DRAFT_SHARE = 0.75  # part of a pass: longest wait otherwise
 _FEW_EXPECTED = 4.0  # the wait for few is less long: this times their share of the pass
+_ROUND = 2.0  # passes: who is away for longer takes no turns with the others
+_WORTH = 0.97  # part of a round apart that one together may take; measured times differ as much
 _SLACK = 0.25  # part of its usual time away: a session later than that is not waited for
 _SLACK_S = 0.0003
 _AWAY_RISE = 0.2  # weight of the newest time away in the mean of all sessions
@@ -88,6 +97,7 @@ class BatchWindow:
         self._times = times
         self._peers: dict[str, _Peer] = {}
         self._away_s: float | None = None  # mean of all, for sessions that were never away before
+        self._link_s: float | None = None  # of both messages, in the mean
         self._held_since_s: float | None = None  # since when a pass could have gone
         self._plain_budget_s = 0.0  # time that sessions in plain steps may still be held
 
@@ -99,34 +109,38 @@ class BatchWindow:
             _PLAIN_BURST * (self._times.mean_s or 0.0),
         )
 
-    def note_message(self, session_id: str, now: float, num_rows: int) -> None:
-        """Take in a message of the session that asks for `num_rows` rows with logits."""
+    def note_message(self, session_id: str, now: float, num_rows: int, away_s: float = 0.0) -> None:
+        """Take in a message of the session that asks for `num_rows` rows with logits.
+
+        `away_s`: from the answer's arrival at the sender until this message was sent; 0.0: unknown.
+        """
         peer = self._peers.setdefault(session_id, _Peer())
         if peer.answered_s is not None:
-            self._learn_away(peer, peer.answered_s, now)
+            self._learn_away(peer, now - peer.answered_s, now, away_s)
         peer.answered_s = None
         peer.state = _State.READY
         peer.num_rows = num_rows
 
-    def _learn_away(self, peer: _Peer, answered_s: float, now: float) -> None:
-        """Take in that a peer that was answered at `answered_s` is found back now."""
-        most_s = min(now - answered_s, _LONGEST_AWAY_S)
+    def _learn_away(self, peer: _Peer, found_s: float, now: float, away_s: float) -> None:
+        """Take in that a peer is found back, so long after its answer.
+
+        Messages are taken between passes, and this one may have come at any time of a pass of
+        others. Then its sender's word counts, with the time that messages are under way. Otherwise
+        sessions that take turns would each seem away for a whole pass, and would never meet.
+        """
+        answered_s, most_s = now - found_s, _LONGEST_AWAY_S
         if answered_s >= self._times.last_ended_s or not self._times.may_have_delayed(now):
-            fallen_s = running_mean(peer.away_s, most_s, _AWAY_FALL)
-            peer.away_s = max(most_s, fallen_s)
-            self._away_s = running_mean(self._away_s, most_s, _AWAY_RISE)
-            return
-        # Messages are taken between passes. This one may have come at any time of a pass of
-        # others, so there are only bounds: it was not there yet when that pass began, and is there
-        # now. What is believed stays if it is within them; what is too long is put in their middle.
-        # Taken at its word, sessions that take turns would each seem away for a whole pass, and
-        # would never meet.
-        least_s = min(most_s, max(0.0, self._times.last_began_s - answered_s))
-        believed_s = peer.away_s or self._away_s
-        if believed_s is None or believed_s > most_s:
-            peer.away_s = (least_s + most_s) / 2
+            if away_s > 0.0:
+                self._link_s = running_mean(self._link_s, max(0.0, found_s - away_s), _AWAY_RISE)
+        elif away_s > 0.0:
+            least_s = self._times.last_began_s - answered_s  # it was not there yet
+            most_s, found_s = found_s, max(least_s, away_s + (self._link_s or 0.0))
         else:
-            peer.away_s = max(believed_s, least_s)
+            return
+        found_s = min(found_s, most_s)
+        believed_s = running_mean(peer.away_s, found_s, _AWAY_FALL)
+        peer.away_s = min(max(found_s, believed_s), most_s)
+        self._away_s = running_mean(self._away_s, found_s, _AWAY_RISE)
 
     def note_chunk(self, session_id: str, num_rows: int) -> None:
         """Take in that so many rows of the session's prompt were computed and more will be."""
@@ -176,9 +190,33 @@ class BatchWindow:
         self, ready: list[_Peer], now: float, end_s: float, longest_s: float
     ) -> float:
         """Return the latest time until which waiting pays; `now` if it does not."""
-        # Those expected back by `end_s`, the first one first, each with the time at which it is
-        # given up. A session that is later than that stays LATE until its next message.
-        expected = []
+        expected = self._expected(now)
+        turns = _Turns(expected, self._times.by_rows.at)
+        # Only these sessions count: one that stays away for long says nothing of a round of the
+        # others.
+        longest_away_s = max(peer.away_s or 0.0 for peer in ready)
+        until_s, num_rows = now, sum(peer.num_rows for peer in ready)
+        apart = turns.from_pass(now, num_rows, 0)
+        # Is it worth waiting for the first of them, for the first two, for the first three, ...?
+        for number, one in enumerate(expected, start=1):
+            if one.back_s > end_s:
+                break
+            num_rows += one.num_rows
+            longest_away_s = max(longest_away_s, one.away_s)
+            share = min(1.0, _FEW_EXPECTED * number / (number + len(ready)))
+            if one.back_s - now > share * longest_s:
+                continue
+            together = turns.from_pass(one.back_s, num_rows, number)
+            if together.round_s(longest_away_s) < _WORTH * apart.round_s(longest_away_s):
+                until_s = max(until_s, min(one.latest_s, end_s))
+        return until_s
+
+    def _expected(self, now: float) -> list[_Return]:
+        """Return who is expected back in this round, the first one first.
+
+        A session that is later than its time stays LATE until its next message.
+        """
+        found = []
         for peer in self._peers.values():
             away_s = peer.away_s or self._away_s
             if peer.state is not _State.AWAITED or peer.answered_s is None or away_s is None:
@@ -187,29 +225,46 @@ class BatchWindow:
             latest_s = back_s + _SLACK * away_s + _SLACK_S
             if now >= latest_s:
                 peer.state = _State.LATE
-            elif back_s <= end_s:
-                expected.append((back_s, min(latest_s, end_s), peer.num_rows, away_s))
-        expected.sort()
-        # Is it worth waiting for the first of them, for the first two, for the first three, ...?
-        until_s, out_rows = now, 0
-        ready_rows = sum(peer.num_rows for peer in ready)
-        # Only these sessions count: one that stays away for long says nothing of a round of the
-        # others.
-        longest_away_s = max(peer.away_s or 0.0 for peer in ready)
-        for number, (back_s, latest_s, num_rows, away_s) in enumerate(expected, start=1):
-            out_rows += num_rows
-            longest_away_s = max(longest_away_s, away_s)
-            held_s = back_s - now
-            share = min(1.0, _FEW_EXPECTED * number / (number + len(ready)))
-            if held_s <= share * longest_s and self._is_better_together(
-                ready_rows, out_rows, longest_away_s
-            ):
-                until_s = max(until_s, latest_s)
-        return until_s
+            elif back_s - now <= _ROUND * (self._times.mean_s or 0.0):
+                found.append(_Return(back_s, latest_s, peer.num_rows, away_s))
+        return sorted(found)
 
-    def _is_better_together(self, num_rows: int, num_more: int, away_s: float) -> bool:
-        """Return whether one pass a round beats two; a session is away for `away_s` in a round."""
-        by_rows = self._times.by_rows
-        one_s, other_s = by_rows.at(num_rows), by_rows.at(num_more)
-        together_s = by_rows.at(num_rows + num_more) + away_s
-        return together_s < max(one_s + other_s, max(one_s, other_s) + away_s)
+
+class _Return(NamedTuple):
+    """When a session is expected back and when given up, its rows, and how long it is away."""
+
+    back_s: float
+    latest_s: float
+    num_rows: int
+    away_s: float
+
+
+class _Round(NamedTuple):
+    """The passes of groups that take turns."""
+
+    sum_s: float
+    longest_s: float
+
+    def round_s(self, away_s: float) -> float:
+        """Return the time of a round in which a session is away for so long."""
+        return max(self.sum_s, self.longest_s + away_s)
+
+
+class _Turns:
+    """Groups that sessions form by when they are back, in order, with a pass `at` so many rows."""
+
+    def __init__(self, expected: Sequence[_Return], at: Callable[[float], float]) -> None:
+        self._back_s = [one.back_s for one in expected]
+        self._rows_before = [0, *accumulate(one.num_rows for one in expected)]
+        self._at = at
+
+    def from_pass(self, now: float, num_rows: int, num_in: int) -> _Round:
+        """Return the round from a pass of so many rows on, the first `num_in` sessions' with them.
+
+        Those who are back by its end share the next pass, and all others another one.
+        """
+        num_next = max(num_in, bisect_right(self._back_s, now + self._at(num_rows)))
+        before = self._rows_before
+        groups = (num_rows, before[num_next] - before[num_in], before[-1] - before[num_next])
+        passes_s = [self._at(number) for number in groups if number > 0]
+        return _Round(sum(passes_s), max(passes_s))

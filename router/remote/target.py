@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -34,6 +35,7 @@ class RemoteVerifier:
         self._session = session
         self._inspects = inspects
         self._own_length = own_length
+        self._answered_s: float | None = None  # when the last verdict came
         self._recovery = Recovery("target", limits, session.losses)
 
     async def verify(
@@ -44,7 +46,8 @@ class RemoteVerifier:
         draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
-        own_length = self._own_length()
+        own_length, now_s = self._own_length(), asyncio.get_running_loop().time()
+        away_s = 0.0 if self._answered_s is None else now_s - self._answered_s
         build = partial(
             Verify,
             draft=list(draft),
@@ -53,6 +56,7 @@ class RemoteVerifier:
             own_drafts=own_length is not None,
             own_length=own_length or 0,
             inspects=self._inspects,
+            away_ms=away_s * 1e3,
         )
         while True:
             await self._connect()
@@ -65,6 +69,7 @@ class RemoteVerifier:
                         num_committed += verdict.num_accepted + len(verdict.own)
                         self._session.agreed_len = num_committed + verdict.part
                         self._recovery.note_answer()
+                        self._answered_s = asyncio.get_running_loop().time()
                         num_yielded += 1
                         yield verdict
                 return
@@ -94,6 +99,7 @@ class RemoteVerifier:
                 await self._recovery.after(error)
             else:
                 self._recovery.note_answer()
+                self._answered_s = asyncio.get_running_loop().time()
                 return reply
 
     @property

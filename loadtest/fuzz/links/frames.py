@@ -98,6 +98,7 @@ def _engine_message(rng: random.Random, epoch: int, session_id: str) -> Any:
         draft=rng.choice(([], random_ids(rng, 4), random_ids(rng, 90), [-5], [2**33])),
         run_on=rng.choice((0, 1, 30, -1, 10**6)),
         draft_probs=probs if rng.random() < 0.3 else None,
+        away_ms=rng.choice((0.0, 8.0, -1.0, 1e12)),
     )
 
 

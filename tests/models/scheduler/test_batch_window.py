@@ -172,7 +172,7 @@ def beside_a_prompt(made: Window, away_s: float, now: float) -> tuple[float, flo
         now = max(now + PASS_S, began + away_s)
         made.end_pass(PASS_S, 8, now)
         made.note_chunk("p", 8)
-    made.note_message("a", now, 6)
+    made.note_message("a", now, 6, away_s)
     now += PASS_S
     made.end_pass(PASS_S, 6, now)
     return held_s, now
@@ -217,16 +217,84 @@ def test_a_prompt_counts_by_the_rows_of_its_chunk() -> None:
     assert made.wait_s(1.0) == 0.0
 
 
-def test_a_pass_of_others_says_nothing_of_the_time_away_within_it() -> None:
+def held_for(made: Window, now: float) -> float:
+    """How long "b", which is there at once, waits for "a", which was answered with it."""
+    answer_all(made, "ab", now)
+    made.note_message("b", now, 4)
+    return made.wait_s(now)
+
+
+def test_who_is_found_at_the_end_of_a_pass_was_away_as_it_says() -> None:
     made = window({"a": 0.008, "b": 0.0001})
+    for away_s, least_s in ((0.0, 0.008), (0.010, 0.010), (0.009, 0.00975)):
+        made.note_answer("a", 1.0)
+        made.end_pass(PASS_S, 1, 1.0 + PASS_S)
+        made.note_message("a", 1.0001 + PASS_S, 4, away_s)  # it came while that pass ran
+        assert least_s <= held_for(made, 2.0) <= 1.25 * least_s + 0.0004, away_s
+    made.end_pass(PASS_S, 4, 2.014 + PASS_S)  # it was not there yet
+    made.note_message("a", 2.0141 + PASS_S, 4, 0.010)
+    assert held_for(made, 3.0) == pytest.approx(0.75 * PASS_S)
+    made.end_pass(PASS_S, 4, 3.015 + PASS_S)
+    made.note_message("a", 3.0151 + PASS_S, 4, 1.0)  # no longer than until it was found
+    assert held_for(made, 4.0) == 0.0
+    assert held_for(made, 4.03) == 0.0
+
+
+def test_messages_that_are_under_way_for_long_count_for_that() -> None:
+    made = window({"b": 0.0001})
     made.note_answer("a", 1.0)
-    made.end_pass(PASS_S, 1, 1.0 + PASS_S)
-    made.note_message("a", 1.0001 + PASS_S, 4)  # it came while that pass ran
-    answer_all(made, "ab", 2.0)
-    made.note_message("b", 2.0, 4)
-    assert 0.008 <= made.wait_s(2.0) < 0.011
-    made.end_pass(PASS_S, 4, 2.012 + PASS_S)  # not back for 12 ms: it stayed away for longer
-    made.note_message("a", 2.0121 + PASS_S, 4)
-    answer_all(made, "ab", 3.0)
-    made.note_message("b", 3.0, 4)
-    assert made.wait_s(3.0) == pytest.approx(0.75 * PASS_S)
+    made.note_message("a", 1.006, 4, 0.002)  # 4 ms under way
+    made.note_answer("a", 1.1)
+    made.end_pass(PASS_S, 1, 1.1 + PASS_S)
+    made.note_message("a", 1.1001 + PASS_S, 4, 0.004)
+    assert 0.008 <= held_for(made, 2.0) <= 0.011
+
+
+def sizes_of_passes(
+    made: Window, back_s: dict[str, float], away_s: float, number: int
+) -> list[int]:
+    """Sessions in each of so many passes; `back_s` is when each comes first."""
+    ready: list[str] = []
+    sizes: list[int] = []
+    now = 1.0
+    while len(sizes) < number:
+        for name in [name for name, when in back_s.items() if when <= now]:
+            made.note_message(name, now, 5, away_s)
+            ready.append(name)
+            del back_s[name]
+        wait_s = made.wait_s(now) if ready else 1.0
+        if wait_s > 0.0:
+            now = min([now + wait_s, *back_s.values()])
+            continue
+        now += PASS_S
+        made.end_pass(PASS_S, 5 * len(ready), now)
+        answer_all(made, ready, now)
+        back_s |= dict.fromkeys(ready, now + away_s)
+        sizes.append(len(ready))
+        ready = []
+    return sizes
+
+
+def test_three_groups_become_two_where_a_draft_takes_as_long_as_a_pass() -> None:
+    """In three each waits for two others' passes; all together the target would be idle."""
+    begin_s = {"a": 1.0, "b": 1.015, "c": 1.035, "d": 1.036}
+    sizes = sizes_of_passes(window({}), begin_s, 1.05 * PASS_S, 40)
+    assert sizes[:3] == [1, 1, 2]
+    assert sizes[-6:] == [2] * 6
+
+
+def test_two_halves_become_one_where_drafts_are_short() -> None:
+    begin_s = {"a": 1.0, "b": 1.0, "c": 1.012, "d": 1.012}
+    sizes = sizes_of_passes(window({}), begin_s, 0.6 * PASS_S, 20)
+    assert sizes[0] == 2
+    assert sizes[-4:] == [4] * 4
+
+
+@pytest.mark.parametrize("other_s", [1.0, 0.025])
+def test_a_third_group_counts_if_it_is_soon_back(other_s: float) -> None:
+    """Two groups take turns as well apart as together; three have one pass less if two meet."""
+    made = window({"a": 0.025, "b": 0.025, "other": other_s})
+    made.note_answer("a", 1.0)
+    made.note_answer("other", 1.014)
+    made.note_message("b", 1.015, 4)
+    assert (made.wait_s(1.015) > 0.0) == (other_s == 0.025)
