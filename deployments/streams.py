@@ -30,7 +30,7 @@ _BROKEN = (OSError, http.client.HTTPException, EOFError)  # URLError is an OSErr
 class Refused(RuntimeError):
     """The service refuses a request, or has ended its stream with an error event.
 
-    `status` is that of HTTP; 0 for an event. `is_passing`: see `is_passing`.
+    `status` is that of HTTP; 0 for an event. `is_passing`: it helps to ask later.
     """
 
     def __init__(self, message: str, status: int = 0, *, is_passing: bool = False) -> None:

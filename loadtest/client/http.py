@@ -21,8 +21,8 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
 _CONNECT_TIMEOUT_S = 30.0
-# Every request has a connection; a shared pool must not make them queue for one.
 _OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
+# Every request has a connection; a shared pool must not make them queue for one.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -115,7 +115,7 @@ async def _breaks(
                 content = (await response.aread()).decode(errors="replace")
                 after = response.headers.get("retry-after", "")
                 answer.refuse(response.status_code, content, after)
-                if answer.last_id:
+                if answer.last_id or answer.num_breaks:
                     return is_passing(response.status_code, content)
                 return response.status_code in _OF_PROXIES
     except (httpx.HTTPError, OSError, ValueError) as error:

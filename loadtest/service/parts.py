@@ -128,14 +128,12 @@ class FaultService:
 
     Args:
         served: the service.
-        has_spare: whether its targets are to have one, and it is whole only with that.
     """
 
-    def __init__(self, served: Watched, *, has_spare: bool = False) -> None:
+    def __init__(self, served: Watched) -> None:
         self._served = served
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._expected: dict[str, int] = {}
-        self._has_spare = has_spare
 
     @property
     def base_url(self) -> str:
@@ -179,23 +177,25 @@ class FaultService:
 
     def victims(self, kind: str) -> list[psutil.Process]:
         """Return the processes of a kind that may be struck: of a target's ranks, not a spare's."""
-        spares = self._spare_pids() if self._has_spare else []
+        of_targets = self._of_targets() if kind == "target-rank" else []
+        spares = [stats.get("spare_pid") for stats in of_targets]
         return [process for process in self.parts()[kind] if process.pid not in spares]
 
-    def _spare_pids(self) -> list[float]:
-        """Return the processes of the targets' spares; 0: one is not ready."""
+    def _of_targets(self) -> list[dict[str, float]]:
+        """Return the counters of each target; one that is to have a spare tells of it."""
         found = self._handles[TARGET].broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S)
-        return [stats["spare_pid"] for stats in found]
+        return list(found)
 
     def _missing_spare(self) -> str:
         """Return that a target's spare is not ready, for people; "" if none is missing."""
-        if not self._has_spare:
+        if TARGET not in self._handles:
             return ""
         try:
-            pids = self._spare_pids()
+            found = self._of_targets()
         except (RayError, RayServeException, TimeoutError) as error:
             return f"no counters to be had: {error}"
-        return "" if pids and all(pids) else "a spare of the target is not ready"
+        is_whole = bool(found) and all(one.get("spare_pid") != 0 for one in found)
+        return "" if is_whole else "a spare of the target is not ready"
 
     def missing(self) -> str:
         """Return the difference from the start, for people; "" if the service is whole.

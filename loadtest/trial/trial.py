@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from deployments.config.applications import applications_of
 from deployments.config.sections.models import TARGET
 from loadtest.client.streams import Load
 from loadtest.frame.claims import Claim, Row
@@ -26,7 +25,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
 from loadtest.service.cluster import Role, private_cluster
 from loadtest.service.parts import FaultService, wait_gone
-from loadtest.service.served import POD_ENVIRONMENT, Config, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
 from loadtest.service.watch import Watch
 from loadtest.trial.scene import KEPT_PROBLEMS, SETTLE_LIMIT_S, Claims, Event, Scene, Terms, happen
 
@@ -61,7 +60,7 @@ class Place:
             is_clean: asked at the end; if not, the logs stay where they are.
         """
         scene.config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        self.change(scene.config, scene.terms)
+        self._change(scene.config, scene.terms)
         if scene.urls:
             with self._attached(scene):
                 yield
@@ -74,7 +73,7 @@ class Place:
         with (
             served(
                 path,
-                change=lambda config: self.change(config, scene.terms),
+                change=lambda config: self._change(config, scene.terms),
                 keeps_folder=lambda: not is_clean(),
                 environment=self.environment,
             ) as service,
@@ -86,6 +85,11 @@ class Place:
                 yield
         left = wait_gone(service.folder, _GONE_LIMIT_S)
         scene.result.problems += [f"left over: {process}" for process in left]
+
+    def _change(self, config: Config, terms: Terms) -> None:
+        self.change(config, terms)
+        if not self.is_watched:  # nobody waits until a spare is loaded
+            section(config, TARGET)["spare"] = False
 
     @contextlib.contextmanager
     def _attached(self, scene: Scene) -> Iterator[None]:
@@ -112,8 +116,7 @@ class Place:
         if not self.is_watched or scene.service is None:
             yield
             return
-        target = applications_of(scene.config).section(TARGET)
-        with FaultService(scene.service, has_spare=bool(target.get("spare"))) as scene.watched:
+        with FaultService(scene.service) as scene.watched:
             yield
 
 

@@ -148,7 +148,7 @@ class Verify(Question, frozen=True, kw_only=True, tag="verify"):
     own_drafts: bool = False
     own_length: int = 0  # tokens of each of these, where they fit; 0: as many as pay
     inspects: bool = False  # verdicts are to have an `inspection`
-    away_ms: float = 0.0  # since the sender had the session's last answer; 0.0: it had none
+    away_ms: float = 0.0  # from when its sender had the last answer until this; 0.0: it had none
 
 
 class Close(OfSession, frozen=True, kw_only=True, tag="close"):

@@ -28,10 +28,12 @@ The window is a function of given times; it has no clock of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import accumulate
+from statistics import median
 from typing import NamedTuple
 
 from models.costs.pass_times import PassTimes
@@ -41,12 +43,13 @@ _PLAIN_SHARE = 0.05  # part of the passes' time that sessions in plain steps may
 _PLAIN_BURST = 0.2  # part of a pass that they may be held at once
 _DRAFT_SHARE = 0.75  # part of a pass: longest wait otherwise
 _FEW_EXPECTED = 4.0  # the wait for few is less long: this times their share of the pass
-_ROUND = 2.0  # passes: who is away for longer takes no turns with the others
+_ROUND = 2.0  # passes: who is back later takes no turns with the others
 _WORTH = 0.97  # part of a round apart that one together may take; measured times differ as much
 _SLACK = 0.25  # part of its usual time away: a session later than that is not waited for
 _SLACK_S = 0.0003
 _AWAY_RISE = 0.2  # weight of the newest time away in the mean of all sessions
-_AWAY_FALL = 0.25  # in a session's own, if it is shorter than expected; longer ones count at once
+_AWAY_FALL = 0.4  # in a session's own, if it is shorter than expected; longer ones count at once
+_FEW_LINKS, _MANY_LINKS = 3, 9  # samples of the time under way: for a median, and all
 _LONGEST_AWAY_S = 1.0  # a client that took longer was doing something else
 
 
@@ -97,7 +100,7 @@ class BatchWindow:
         self._times = times
         self._peers: dict[str, _Peer] = {}
         self._away_s: float | None = None  # mean of all, for sessions that were never away before
-        self._link_s: float | None = None  # of both messages, in the mean
+        self._links_s: deque[float] = deque(maxlen=_MANY_LINKS)  # messages under way, both ways
         self._held_since_s: float | None = None  # since when a pass could have gone
         self._plain_budget_s = 0.0  # time that sessions in plain steps may still be held
 
@@ -112,7 +115,7 @@ class BatchWindow:
     def note_message(self, session_id: str, now: float, num_rows: int, away_s: float = 0.0) -> None:
         """Take in a message of the session that asks for `num_rows` rows with logits.
 
-        `away_s`: from the answer's arrival at the sender until this message was sent; 0.0: unknown.
+        `away_s`: from when the sender had the answer until it made this message; 0.0: unknown.
         """
         peer = self._peers.setdefault(session_id, _Peer())
         if peer.answered_s is not None:
@@ -128,18 +131,21 @@ class BatchWindow:
         others. Then its sender's word counts, with the time that messages are under way. Otherwise
         sessions that take turns would each seem away for a whole pass, and would never meet.
         """
-        answered_s, most_s = now - found_s, _LONGEST_AWAY_S
+        answered_s, most_s = now - found_s, min(found_s, _LONGEST_AWAY_S)
         if answered_s >= self._times.last_ended_s or not self._times.may_have_delayed(now):
             if away_s > 0.0:
-                self._link_s = running_mean(self._link_s, max(0.0, found_s - away_s), _AWAY_RISE)
-        elif away_s > 0.0:
-            least_s = self._times.last_began_s - answered_s  # it was not there yet
-            most_s, found_s = found_s, max(least_s, away_s + (self._link_s or 0.0))
+                self._links_s.append(max(0.0, found_s - away_s))
+            found_s, most_s = most_s, _LONGEST_AWAY_S
         else:
-            return
-        found_s = min(found_s, most_s)
-        believed_s = running_mean(peer.away_s, found_s, _AWAY_FALL)
-        peer.away_s = min(max(found_s, believed_s), most_s)
+            is_known = len(self._links_s) >= _FEW_LINKS
+            link_s = median(self._links_s) if is_known else 0.0
+            said_s = away_s + link_s if away_s > 0.0 else peer.away_s
+            if said_s is None:
+                return
+            least_s = self._times.last_began_s - answered_s  # it was not there yet
+            found_s = min(max(least_s, said_s), most_s)
+        mean_s = running_mean(peer.away_s, found_s, _AWAY_FALL)
+        peer.away_s = min(max(found_s, mean_s), most_s)
         self._away_s = running_mean(self._away_s, found_s, _AWAY_RISE)
 
     def note_chunk(self, session_id: str, num_rows: int) -> None:
@@ -206,7 +212,7 @@ class BatchWindow:
             share = min(1.0, _FEW_EXPECTED * number / (number + len(ready)))
             if one.back_s - now > share * longest_s:
                 continue
-            together = turns.from_pass(one.back_s, num_rows, number)
+            together = turns.from_pass(max(now, one.back_s), num_rows, number)
             if together.round_s(longest_away_s) < _WORTH * apart.round_s(longest_away_s):
                 until_s = max(until_s, min(one.latest_s, end_s))
         return until_s
@@ -251,7 +257,7 @@ class _Round(NamedTuple):
 
 
 class _Turns:
-    """Groups that sessions form by when they are back, in order, with a pass `at` so many rows."""
+    """Groups that sessions form by when they are back, in order; `at` is a pass's time by rows."""
 
     def __init__(self, expected: Sequence[_Return], at: Callable[[float], float]) -> None:
         self._back_s = [one.back_s for one in expected]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import Choose, Chosen, DraftProbs, Proposal, Verdict, Verify
@@ -46,18 +47,20 @@ class RemoteVerifier:
         draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
-        own_length, now_s = self._own_length(), asyncio.get_running_loop().time()
-        away_s = 0.0 if self._answered_s is None else now_s - self._answered_s
-        build = partial(
-            Verify,
-            draft=list(draft),
-            run_on=run_on,
-            draft_probs=draft_probs,
-            own_drafts=own_length is not None,
-            own_length=own_length or 0,
-            inspects=self._inspects,
-            away_ms=away_s * 1e3,
-        )
+        own_length = self._own_length()
+
+        def build(**header: Any) -> Verify:
+            return Verify(
+                **header,
+                draft=list(draft),
+                run_on=run_on,
+                draft_probs=draft_probs,
+                own_drafts=own_length is not None,
+                own_length=own_length or 0,
+                inspects=self._inspects,
+                away_ms=0.0 if self._answered_s is None else (_now_s() - self._answered_s) * 1e3,
+            )
+
         while True:
             await self._connect()
             num_yielded, num_committed = 0, len(committed)
@@ -69,7 +72,7 @@ class RemoteVerifier:
                         num_committed += verdict.num_accepted + len(verdict.own)
                         self._session.agreed_len = num_committed + verdict.part
                         self._recovery.note_answer()
-                        self._answered_s = asyncio.get_running_loop().time()
+                        self._answered_s = _now_s()
                         num_yielded += 1
                         yield verdict
                 return
@@ -99,7 +102,7 @@ class RemoteVerifier:
                 await self._recovery.after(error)
             else:
                 self._recovery.note_answer()
-                self._answered_s = asyncio.get_running_loop().time()
+                self._answered_s = _now_s()
                 return reply
 
     @property
@@ -124,6 +127,10 @@ class RemoteVerifier:
     async def close(self) -> None:
         """See `ports.Verifier.close`."""
         await self._session.disconnect()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _verdict(reply: Proposal | Verdict | Chosen) -> Verdict:

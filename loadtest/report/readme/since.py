@@ -18,6 +18,10 @@ def _of_the_demo(name: str) -> bool:
     return not any(other in name for other in ("smollm2", "349m", "kinds"))
 
 
+def _of_many_streams(name: str) -> bool:
+    return not name.startswith(("kinds", "llama"))
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change that figures may depend on.
@@ -41,6 +45,7 @@ CHANGES = (
     Change("2026-11-25", "heads, trees, draft swaps and look-aheads"),
     Change("2026-11-26", "the planner with probes of one round"),
     Change("2026-11-28", "the planner by whole texts"),
+    Change("2026-11-30", "passes that wait by a router's word", _of_many_streams),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.streams import Refused, events, resumed
+from deployments.streams import Refused, events, is_passing, resumed
 from tests.harness.cutting import NEW_PROXY, cutting
 from tests.harness.local import demo_grammar_host, demo_http
 from tests.harness.served_demo import demo_over_http
@@ -243,6 +243,13 @@ async def test_a_program_gives_up_a_service_that_does_not_come_back() -> None:
         read = events(f"{broken}/v1/chat/completions", body, goes_on_s=1.0)
         with pytest.raises((OSError, EOFError, http.client.HTTPException)):
             await asyncio.to_thread(list, read)
+
+
+def test_a_refusal_by_a_service_that_knows_the_route_is_final() -> None:
+    assert is_passing(404, "Path '/v1/chat/completions' not found.")
+    assert not is_passing(404, '{"error": {"message": "no such model"}}')
+    passing = [status for status in (400, 409, 429, 500, 503) if is_passing(status, "")]
+    assert passing == [429, 500, 503]
 
 
 async def test_a_program_is_told_what_does_not_pass_by() -> None:

@@ -240,10 +240,35 @@ def test_who_is_found_at_the_end_of_a_pass_was_away_as_it_says() -> None:
     assert held_for(made, 4.03) == 0.0
 
 
+def test_a_long_time_away_is_not_believed_for_long() -> None:
+    made = window({"a": 0.008, "b": 0.0001})
+    made.note_answer("a", 1.0)
+    made.end_pass(PASS_S, 1, 61.0)
+    made.note_message("a", 61.0001, 4, 60.0)
+    now = 62.0
+    for _ in range(12):
+        held_s = held_for(made, now)
+        made.note_message("a", now + 0.008, 4, 0.008)
+        made.end_pass(PASS_S, 8, now + 0.008 + PASS_S)
+        now += 1.0
+    assert held_s >= 0.008
+
+
+@pytest.mark.parametrize("link_s", [0.4, 600.0])
+def test_a_message_that_was_lost_for_long_keeps_no_others_apart(link_s: float) -> None:
+    made = window({})
+    made.note_answer("lost", 0.1)
+    made.note_message("lost", 0.1 + link_s, 5, 0.002)
+    made.note_end("lost")
+    begin_s = {"a": 1000.0, "b": 1000.0, "c": 1000.012, "d": 1000.012}
+    assert sizes_of_passes(made, begin_s, 0.6 * PASS_S, 20)[-4:] == [4] * 4
+
+
 def test_messages_that_are_under_way_for_long_count_for_that() -> None:
     made = window({"b": 0.0001})
-    made.note_answer("a", 1.0)
-    made.note_message("a", 1.006, 4, 0.002)  # 4 ms under way
+    for now in (0.7, 0.8, 0.9):
+        made.note_answer("a", now)
+        made.note_message("a", now + 0.006, 4, 0.002)  # 4 ms under way
     made.note_answer("a", 1.1)
     made.end_pass(PASS_S, 1, 1.1 + PASS_S)
     made.note_message("a", 1.1001 + PASS_S, 4, 0.004)
@@ -256,7 +281,7 @@ def sizes_of_passes(
     """Sessions in each of so many passes; `back_s` is when each comes first."""
     ready: list[str] = []
     sizes: list[int] = []
-    now = 1.0
+    now = min(back_s.values())
     while len(sizes) < number:
         for name in [name for name, when in back_s.items() if when <= now]:
             made.note_message(name, now, 5, away_s)

@@ -58,6 +58,7 @@ export async function limits() {
 export async function* streamed(body, signal) {
   let lastId = null;
   let tries = 0;
+  let wasReached = false;
   for (;;) {
     let pending = [];
     try {
@@ -71,7 +72,7 @@ export async function* streamed(body, signal) {
       }
       return;
     } catch (error) {
-      const wasReached = lastId !== null || error instanceof Broken;
+      wasReached ||= lastId !== null || error instanceof Broken;
       if (!error.isBroken || !wasReached || tries === TRIES) throw error;
       await new Promise((done) => setTimeout(done, FIRST_PAUSE_MS * 2 ** tries));
       tries += 1;

@@ -27,7 +27,7 @@ from models.rewards.registry import Rewards
 from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
 from tests.harness.browser.chromium import CONTROL, BrowserPage, browser_page, chromium_path
-from tests.harness.cutting import cutting
+from tests.harness.cutting import NEW_PROXY, cutting
 from tests.harness.http_clients import events_of
 from tests.harness.rewards.workers import reward_workers
 from tests.harness.served_demo import demo_over_http
@@ -167,8 +167,14 @@ async def test_what_is_typed_is_answered_and_the_numbers_are_the_apis(
 
 @pytest.mark.parametrize(
     ("cuts", "silently"),
-    [((6000, 3000), False), ((600,), False), ((6000,), True), ((6000, 0), True)],
-    ids=["broken", "broken before an id", "silent", "silent from the first byte"],
+    [
+        pytest.param((6000, 3000), False, id="broken"),
+        pytest.param((600,), False, id="broken before an id"),
+        pytest.param((6000, NEW_PROXY), False, id="broken, then a new proxy"),
+        pytest.param((600, NEW_PROXY), False, id="broken before an id, then a new proxy"),
+        pytest.param((6000,), True, id="silent"),
+        pytest.param((6000, 0), True, id="silent from the first byte"),
+    ],
 )
 async def test_a_stream_that_breaks_goes_on(
     demo: Target, browser: BrowserPage, cuts: tuple[int, ...], silently: bool
