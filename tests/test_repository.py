@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_550,
     "deployments": 25_210,
     "loadtest": 29_870,
-    "tests": 75_690,
+    "tests": 75_700,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 
