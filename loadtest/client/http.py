@@ -21,6 +21,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
 _CONNECT_TIMEOUT_S = 30.0
+_NO_ROUTE = 404  # in plain text: of a proxy that has just started
 _OF_PROXIES = (500, 502)  # what a proxy says where the router that it asked has died
 # Every request has a connection; a shared pool must not make them queue for one.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -115,7 +116,7 @@ async def _breaks(
                 content = (await response.aread()).decode(errors="replace")
                 after = response.headers.get("retry-after", "")
                 answer.refuse(response.status_code, content, after)
-                if answer.last_id or answer.num_breaks:
+                if answer.last_id or (answer.num_breaks and response.status_code == _NO_ROUTE):
                     return is_passing(response.status_code, content)
                 return response.status_code in _OF_PROXIES
     except (httpx.HTTPError, OSError, ValueError) as error:

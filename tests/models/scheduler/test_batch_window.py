@@ -218,7 +218,7 @@ def test_a_prompt_counts_by_the_rows_of_its_chunk() -> None:
 
 
 def held_for(made: Window, now: float) -> float:
-    """How long "b", which is there at once, waits for "a", which was answered with it."""
+    """Return how long "b", which is there at once, waits for "a", answered with it."""
     answer_all(made, "ab", now)
     made.note_message("b", now, 4)
     return made.wait_s(now)
@@ -301,7 +301,7 @@ def sizes_of_passes(
 
 
 def test_three_groups_become_two_where_a_draft_takes_as_long_as_a_pass() -> None:
-    """In three each waits for two others' passes; all together the target would be idle."""
+    """Each of three waits for two others' passes; all together would leave the target idle."""
     begin_s = {"a": 1.0, "b": 1.015, "c": 1.035, "d": 1.036}
     sizes = sizes_of_passes(window({}), begin_s, 1.05 * PASS_S, 40)
     assert sizes[:3] == [1, 1, 2]
