@@ -30,6 +30,7 @@ from deployments.constraint.reward_workers import RewardWorkers
 from deployments.constraint.workers import ConstraintWorkers, children_config
 from deployments.link.leases import LeaseBook, LeaseKey
 from deployments.link.server import LOOPBACK, AsyncLinkServer, Peer
+from deployments.serve.heap import freeze_heap
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
@@ -93,6 +94,7 @@ class ConstraintReplica:
         self._grant = LeaseGrant(endpoint=self._server.endpoint, replica=replica_name())
         self._sweeping = asyncio.create_task(self._sweep(), name="sweep-leases")
         self._metering = asyncio.create_task(self._meter(), name="meter")
+        freeze_heap()
         logger.info(
             "constraint: ready in %.1f s: pid %d, %s",
             time.monotonic() - started_s,

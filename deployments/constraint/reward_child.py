@@ -18,7 +18,6 @@ costly is refused at once for some time.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import math
@@ -36,6 +35,7 @@ from deployments.constraint.canary import HUNG_UP
 from deployments.constraint.child import Child, lower_priority, run_child
 from deployments.constraint.fork import Fork, ForkEnd, ForkLimits
 from deployments.constraint.pipe import ConstraintConfig
+from deployments.serve.heap import freeze_heap
 from models.lru import LruDict
 from models.protocol.rewards import RewardRefused, RewardScore, RewardScored, TextScore
 from models.rewards.classifier import Classifier
@@ -320,7 +320,7 @@ def load_rewards(config: ConstraintConfig) -> Rewards:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
     lower_priority(config.niceness)
     rewards = Rewards({name: Classifier(path) for name, path in config.reward_classifiers.items()})
-    gc.freeze()  # forks share what is here: a collection would copy all of it
+    freeze_heap()  # forks share what is here: a collection would copy all of it
     return rewards
 
 

@@ -29,6 +29,7 @@ from deployments.link.frames import wait_readable
 from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LOOPBACK, LinkServer, Peer
+from deployments.serve.heap import freeze_heap, importing
 from deployments.serve.logs import configure_rank
 from deployments.serve.watchdog import start_watchdog
 from models.engine.drafting.ended_texts import EndedText, EndedTexts
@@ -165,11 +166,12 @@ class Rank:
             ValueError: the checkpoint cannot be served, or is not the one that the other has.
             RuntimeError: another rank is gone.
         """
-        from models.cpu.shared_weights import SharedWeights
-        from models.cpu.weight_memory import weights_in
-        from models.engine.runner import ModelRunner
-
         started_s = time.monotonic()
+        with importing():
+            from models.cpu.shared_weights import SharedWeights
+            from models.cpu.weight_memory import weights_in
+            from models.engine.runner import ModelRunner
+
         ranks = None
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
@@ -179,6 +181,7 @@ class Rank:
         with nullcontext() if memory is None else weights_in(memory):
             runner = self._runner = ModelRunner(self._model, ranks)
         grant = self._listen(runner) if self._rank == 0 else None
+        freeze_heap()
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
         return RankReport(
             grant=grant,

@@ -44,6 +44,7 @@ from deployments.engine.swap import DraftSwap
 from deployments.engine.swap_meters import SwapMeters
 from deployments.link.leases import LeaseKey
 from deployments.serve.errors import first_line
+from deployments.serve.heap import freeze_heap
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
@@ -99,6 +100,7 @@ class EngineReplica:
         if model.spare:
             table = Table(meters, SPARE_METRICS)
             self._spare = Spare(self._load_spare, _LOADING_ERRORS, table.follow)
+        freeze_heap()
 
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant | LeaseRefused, None]:
         """Admit one session: yields where to reach the leader, then stays open with the lease.

@@ -28,6 +28,7 @@ from deployments.config.sections.models import LinkConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.ingress.service import MetricsElsewhere, RouterService, TargetFacts
 from deployments.link.client import LinkClient
+from deployments.serve.heap import freeze_heap
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, replica_name, text_of
@@ -91,6 +92,7 @@ class Router:
             loop.create_task(self._announce()),
             loop.create_task(self._service.publish_forever()),
         ]
+        freeze_heap()
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the app that Serve serves (late-bound ingress)."""
