@@ -2,9 +2,10 @@
 
 The rule `coupled` samples with the target's noise and the target's score function. So a drafted
 token is the one that the target would sample if their logits agreed. The rule `rejection` samples
-from a truncated distribution that goes with the draft. Sessions join and leave between steps. A
-draft ends early rather than holding others up. That is so at a late or missing mask, at its
-deadline, and when there is no room. A session's KV cache lags its tokens by the last drafted one,
+from a truncated distribution that goes with the draft. Sessions join and leave between steps. The
+first step waits a moment for drafts that are asked for with it (`scheduler.gathering`). A draft
+ends early rather than holding others up. That is so at a late or missing mask, at its deadline, and
+when there is no room. A session's KV cache lags its tokens by the last drafted one,
 which no pass has read yet.
 
 A message may bring a guess of what the draft will say (`Propose.guess`). One pass then samples in
@@ -35,6 +36,7 @@ from models.engine.sampler import draft_rows
 from models.protocol.messages import Cut, EngineQuestion, Open, Proposal, Propose
 from models.sampling.draft_probs import pack
 from models.sampling.verification import accept_matching
+from models.scheduler.gathering import Gathering
 from models.scheduler.sessions import Job, PlannedRows, Session
 
 _STEP_SHARE = 0.2  # weight of the newest draft step in their running mean
@@ -58,6 +60,7 @@ class DraftEngine(Engine):
         self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1
         if self.chains:
             runner.capture_chains()
+        self._gathering = Gathering()
         self._step_s: float | None = None  # running mean of passes without prompts
         self._host_s = 0.0  # the same of what a `step` takes beside its pass
         self._pass_s: float | None = None  # time of the newest `step`'s pass
@@ -68,9 +71,11 @@ class DraftEngine(Engine):
         return list(self._ahead.forks)
 
     def wait_s(self, now: float) -> float:
-        """Return 0 for drafts that were asked for: others join the next step."""
-        if self._jobs.has_replies or self._jobs:
+        """Return how long drafts that were asked for wait for others that begin with them."""
+        if self._jobs.has_replies:
             return 0.0
+        if self._jobs:
+            return self._gathering.wait_s(self._step_s or 0.0, now)
         return self._ahead.wait_s(now)
 
     def step(self) -> list[Outgoing]:
@@ -78,6 +83,8 @@ class DraftEngine(Engine):
         if self._jobs.has_replies:
             return self._jobs.take_replies()
         self._pass_s, began_s = None, self._clock()
+        if self._jobs:
+            self._gathering.note_step()
         replies = super().step()
         if self._pass_s is not None:
             host_s = self._clock() - began_s - self._pass_s
@@ -149,6 +156,7 @@ class DraftEngine(Engine):
             self._finish(session, job, cut)
             return
         self._jobs.start(session, job)
+        self._gathering.note_asked(len(self._jobs), now)
 
     def _end_of(self, session: Session, job: Job) -> Cut | None:
         """Return why the draft ends here; None: another step follows."""

@@ -375,3 +375,30 @@ def test_texts_of_sessions_that_end_are_kept_where_somebody_wants_them():
     engine.ended_texts.keep(is_on=False)
     run("later")
     assert engine.ended_texts.take() == []
+
+
+class TickingClock(FakeClock):
+    """Seconds that pass with each look."""
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@by_steps_and_by_chains
+def test_drafts_of_a_moment_begin_together_once_they_have_met(chains: bool) -> None:
+    clock = TickingClock()
+    engine = DraftEngine(make_runner(), NoMaskSource(), EPOCH, clock=clock)
+    engine.chains = chains
+    waits = []
+    for seq in (1, 2):
+        for name in "ab":
+            if seq == 1:
+                submit_open(engine, name)
+            submit_propose(engine, seq, PROMPT, 2, session_id=name)
+            waits.append(engine.wait_s(clock.now))
+        assert len(drain(engine)) == 2
+    assert waits[:2] == [0.0, 0.0], "nobody was expected"
+    assert waits[2] > 0.0, "the other one asks at the same time"
+    assert waits[3] == 0.0, "all are there"
+    close_all(engine)
