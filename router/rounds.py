@@ -28,6 +28,7 @@ HEADS = DrafterTraits(
     prior_acceptance={"structured": 0.6, "free": 0.5, "creative": 0.4},
 )
 _OWN_SHARE = 0.2  # weight of the newest step in the running mean of what the target drafts itself
+_LEAST_CONTROL = 4  # steps of a control round: two verdicts may come at one moment
 SessionPlanner = FixedPlanner | PlannedSession
 
 
@@ -165,9 +166,13 @@ class RoundWatch:
         # replica that was looked for, which has to read all there is.
         if self._is_prefill or self._replica() != self._asked_of:
             self._is_prefill, self._asked_of = False, self._replica()
-            self._began_s, self._num_tokens, self._emit_ms = time.perf_counter(), 0, 0.0
+            self._measure_from_here()
         else:
             self._observe_pass(asked, verdict)
+            # The first step of a control round may have waited for the drafts of others.
+            is_first = verdict.part == 0 and asked.plan.run_on > 0
+            if asked.plan.is_control and (is_first or self.planner.is_gathering):
+                self._measure_from_here()
         if verdict.part == 0 and asked.draft:
             self._observe_draft(asked, verdict)
 
@@ -190,11 +195,18 @@ class RoundWatch:
         asked, self._asked = self._asked, None
         # Behind a prompt the plain steps are a round; the verdict on a draft came with the prompt.
         is_whole = asked is not None and not (self._began_s and asked.draft)
-        if asked is not None and is_whole and self._num_tokens > 0:
+        least = 1
+        if asked is not None and asked.plan.is_control:
+            least = max(1, min(asked.plan.run_on, _LEAST_CONTROL))
+        if asked is not None and is_whole and self._num_tokens >= least:
             began_s = self._began_s or asked.planned_at
             elapsed_ms = (time.perf_counter() - began_s) * 1e3 - self._emit_ms
             self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
         self._num_tokens, self._emit_ms = 0, 0.0
+
+    def _measure_from_here(self) -> None:
+        """Let the tokens and the time of the round count from its next verdict on."""
+        self._began_s, self._num_tokens, self._emit_ms = time.perf_counter(), 0, 0.0
 
     def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
         timing = verdict.timing

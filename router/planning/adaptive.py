@@ -136,6 +136,11 @@ class PlannedSession(PlanMember):
         return runs_on and self._replica is not None and self._replica.is_drafting
 
     @property
+    def is_gathering(self) -> bool:
+        """True if a control round has begun that others on its replica have not reached."""
+        return self._replica is not None and self._replica.control.is_gathering
+
+    @property
     def is_probing(self) -> bool:
         """True if it is to make the next probe, once its drafter is ready."""
         return self._replica is not None and self._replica.prober is self

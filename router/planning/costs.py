@@ -1,7 +1,7 @@
 """Measures the current costs of engines while serving, shared by all sessions of a router.
 
 Passes of the target by rows, steps of each drafter by sessions. The rest of a round's time is
-measured where rounds are planned (`planner.Overhead`).
+measured where rounds are planned (`overhead.Overhead`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.ports import DrafterTraits
 # The cost of a further row of a draft pass before any was measured, in steps.
 _ROW_SHARE = 0.15
 _ROW_WEIGHT = 0.05  # weight of the newest measurement in their running mean
-_WAITED_WEIGHT = 0.05  # of the newest draft in the share of steps that are waited for
+_READY_WEIGHT = 0.1  # of the newest draft in the share of tokens that are there ahead
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _DrafterCosts:
     step_ms: float = 0.0
     num_sessions: int = 1
     row_ms: float | None = None
-    waited_share: float = 1.0  # steps of a draft after it was asked for, where some are made ahead
+    ready: list[float] = field(default_factory=list)  # by place: share of tokens that came ahead
 
     def observe(
         self, proposal: Proposal, num_guessed: int, num_right: int, waited_ms: float
@@ -53,12 +53,22 @@ class _DrafterCosts:
             self.steps.observe(self.num_sessions, token_ms)
 
     def note_ahead(self, proposal: Proposal) -> None:
-        """Note which share of a draft was waited for, while drafts are made ahead.
+        """Note which tokens of a draft were waited for, while drafts are made ahead.
 
-        The share is a mean. A table of times keeps medians, and most drafts may wait for nothing.
+        Means are kept. A table of times keeps medians, and most drafts may wait for nothing.
         """
-        share = 1.0 - proposal.num_ahead / max(1, len(proposal.tokens))
-        self.waited_share = running_mean(self.waited_share, share, _WAITED_WEIGHT)
+        for place in range(len(proposal.tokens)):
+            if place == len(self.ready):  # never asked for: like the token before it
+                self.ready.append(self.ready[-1] if self.ready else 0.0)
+            is_ready = float(place < proposal.num_ahead)
+            self.ready[place] = running_mean(self.ready[place], is_ready, _READY_WEIGHT)
+
+    def num_waited(self, depth: float) -> float:
+        """Return the steps that a draft of so many tokens waits for, while some are made ahead."""
+        whole = int(depth)
+        shares = [*self.ready[: whole + 1]]
+        shares += [shares[-1] if shares else 0.0] * (whole + 1 - len(shares))
+        return depth - sum(shares[:whole]) - (depth - whole) * shares[whole]
 
     @property
     def a_row_ms(self) -> float:
@@ -71,7 +81,7 @@ class RoundCosts:
     """Implements `joint.Costs` for a round that certain drafters draft for."""
 
     pass_ms: Callable[[float], float]
-    step_ms: Callable[[float], float]
+    draft_ms: Callable[[float, float], float]
 
 
 class PassCosts:
@@ -174,9 +184,12 @@ class PassCosts:
         step of 5 ms. If drafts are made ahead, only the steps that are waited for count.
         """
         there = [self._drafters[name] for name in names if name in self._drafters]
-        parts = [(one.steps, one.waited_share if is_ahead else 1.0) for one in there]
-        return RoundCosts(pass_ms=self._passes.at, step_ms=_slowest(parts))
 
+        def draft_ms(depth: float, num_sessions: float) -> float:
+            parts = [
+                (one.num_waited(depth) if is_ahead else depth) * one.steps.at(num_sessions)
+                for one in there
+            ]
+            return max(parts, default=0.0)
 
-def _slowest(parts: list[tuple[CostTable, float]]) -> Callable[[float], float]:
-    return lambda num: max((share * table.at(num) for table, share in parts), default=0.0)
+        return RoundCosts(pass_ms=self._passes.at, draft_ms=draft_ms)

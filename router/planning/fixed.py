@@ -22,6 +22,7 @@ class FixedPlanner:
 
     is_awaited = False
     is_probing = False
+    is_gathering = False
     is_ahead = True
     wants_drafter = True
 

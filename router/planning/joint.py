@@ -5,7 +5,7 @@ verifies all drafts. Each session that can draft has its first token verified. T
 within a depth are admitted by falling survival. That order is best for any number of rows, and
 keeps drafts whole because survival never rises along a draft. Each prefix of it is scored,
 
-    (tokens of the round - tokens others lose) / (pass(rows) + depth * step(sessions) + overhead)
+    (tokens of the round - tokens others lose) / (pass(rows) + draft(depth, sessions) + overhead)
 
 or, for the share of rounds in which two halves of the sessions take turns, by their time. A text's
 first and last rounds bring fewer tokens than those between. The loss grows with depth. Rows that
@@ -35,15 +35,18 @@ _Token = tuple[float, int, int]  # minus its survival, its place in the draft, i
 class Costs(Protocol):
     """The times of engines, ms; `costs.RoundCosts` has it.
 
-    A pass of more rows never takes less time, nor does a step for more sessions.
+    A pass of more rows never takes less time, nor does a draft for more sessions or a deeper one.
     """
 
     def pass_ms(self, num_rows: float) -> float:
         """Return the time of a target pass of so many rows."""
         ...
 
-    def step_ms(self, num_sessions: float) -> float:
-        """Return the time of a draft step for so many sessions."""
+    def draft_ms(self, depth: float, num_sessions: float) -> float:
+        """Return the time that drafts of so many tokens are waited for, by so many sessions.
+
+        It is that of all their steps, unless some are made ahead.
+        """
         ...
 
 
@@ -236,10 +239,11 @@ class EngineTimes:
         self.pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
         half_rows = num_sessions / 2 + others.num_rows  # half of ours, with all of the others
         self._half_pass_ms = _Curve(lambda more: costs.pass_ms(half_rows + more / 2))
-        self._step_ms = self._half_step_ms = 0.0
-        if num_drafting > 0:
-            self._step_ms = costs.step_ms(max(1.0, num_drafting + others.num_drafting))
-            self._half_step_ms = costs.step_ms(max(1.0, num_drafting / 2 + others.num_drafting))
+        self._costs = costs
+        self._num_drafting = max(1.0, num_drafting + others.num_drafting)
+        self._num_half = max(1.0, num_drafting / 2 + others.num_drafting)
+        self._is_drafting = num_drafting > 0
+        self._draft_ms = (0.0, 0.0, 0.0)  # of the newest depth: all together, half
         is_one = num_drafting <= 1
         self._apart = 0.0 if is_one else min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
 
@@ -249,12 +253,20 @@ class EngineTimes:
         Engines bring sessions together if that is better (`models.scheduler.batch_window`). They do
         not split them if two halves are better. So the share of time apart is measured.
         """
-        together_ms = self.pass_ms.at(num_draft_rows) + depth * self._step_ms
+        draft_ms, half_draft_ms = self._drafts(depth)
+        together_ms = self.pass_ms.at(num_draft_rows) + draft_ms
         if self._apart == 0.0:
             return together_ms
         half_ms = self._half_pass_ms.at(num_draft_rows)
-        apart_ms = max(2.0 * half_ms, half_ms + depth * self._half_step_ms)
+        apart_ms = max(2.0 * half_ms, half_ms + half_draft_ms)
         return together_ms - self._apart * max(0.0, together_ms - apart_ms)
+
+    def _drafts(self, depth: float) -> tuple[float, float]:
+        """Return the time of drafts for all together, and for half of them."""
+        if self._is_drafting and depth != self._draft_ms[0]:
+            whole_ms = self._costs.draft_ms(depth, self._num_drafting)
+            self._draft_ms = (depth, whole_ms, self._costs.draft_ms(depth, self._num_half))
+        return self._draft_ms[1:]
 
 
 class _Rounds:

@@ -27,11 +27,12 @@ from models.protocol.messages import Timing
 from router.gains import PlannerStats
 from router.planning.ahead import AheadChoice
 from router.planning.busy_clock import BusyClock
+from router.planning.control import ControlRound
 from router.planning.costs import PassCosts
 from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
 from router.planning.member import PlanMember
 from router.planning.others import OthersEstimate
-from router.planning.overhead import Lateness, Overhead
+from router.planning.overhead import Past
 from router.planning.round_plan import CONTROL, PROBE, Mode, RoundPlan
 from router.ports import DrafterTraits
 
@@ -48,7 +49,6 @@ _SETTLING = 3  # rounds of each session after a change of mode until they are in
 _PATIENCE = 16  # rounds of others that a session may miss (test_a_session_that_is_away...)
 _ODD = 2.0  # times as promised: it waited for a prompt; 10 times would add a fifth to the mean
 _TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths, some ten texts
-_CONTROL_ROUNDS = 3  # of each session that a control round may take; a client may be slow to read
 _CONTROL_LOSING = 0.005  # share of the time that control rounds may lose
 _PROBE_LENGTH = 4  # positions that are estimated one by one; 2: 0.91 at 20 s, in place of 1.01
 _PROBE_LOSING = 0.005  # share of the time that probes may lose; 0.02 and a length of 2: 0.91 (0.81)
@@ -87,12 +87,10 @@ class ReplicaPlanner:
         self._advantage = 1.0  # rate with drafts over that of plain decoding
         self._others = OthersEstimate()
         self.ahead, self._is_ahead = AheadChoice(self._clock), True  # chosen, and planned for
-        self._overheads = {mode: Overhead() for mode in Mode}
-        self._lateness = {mode: Lateness() for mode in Mode}
+        self._past = {mode: Past() for mode in Mode}
         self._text_tokens: float | None = None  # mean length of a text
-        self._is_new, self._num_controls = True, 0  # the mode is not judged; control rounds to plan
-        self._in_control: set[PlanMember] = set()  # who makes one
-        self._control_until = 0  # the number of the last round that is plain for it
+        self._is_new = True  # the mode is not judged
+        self.control = ControlRound()
         self.prober: PlanMember | None = None  # who makes the next probe
         self._has_probed, self._chosen_at_s, self._num_prober_tokens = False, 0.0, 0
         self._measure_at_s: float | None = None  # when the other mode is; None: not known yet
@@ -100,24 +98,11 @@ class ReplicaPlanner:
     @property
     def is_drafting(self) -> bool:
         """True if sessions that could draft would now; none does beside a control round."""
-        return self.mode is Mode.DRAFTING and not self._is_controlling
+        return self.mode is Mode.DRAFTING and not self.control.is_on
 
-    @property
-    def _is_controlling(self) -> bool:
-        return self._num_controls > 0 or bool(self._in_control)
-
-    def _begin_control(self) -> None:
-        self._num_controls, self._in_control = self._num_planned, set()
-        self._control_until = self._num_rounds + _CONTROL_ROUNDS * self._num_planned
-        self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
-
-    def _end_control(self, session: PlanMember) -> None:
-        """Let the session's control round be over, if it makes one; and all, if one takes long."""
-        was_controlling = self._is_controlling
-        self._in_control.discard(session)
-        if self._num_rounds > self._control_until:
-            self._num_controls, self._in_control = 0, set()
-        if was_controlling and not self._is_controlling:
+    def _note_control(self, *, has_ended: bool) -> None:
+        """Plan anew where a control round is over for all."""
+        if has_ended:
             self._plan_at_s = 0.0
             self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
 
@@ -133,7 +118,8 @@ class ReplicaPlanner:
 
     def plan(self, session: PlanMember, *, is_ready: bool) -> RoundPlan:
         """Plan the next round of a session, which is one of `sessions`."""
-        self._end_control(session)  # one that reads a prompt is not observed
+        # One that reads a prompt is not observed.
+        self._note_control(has_ended=self.control.end_round(session, self._num_rounds))
         self._num_rounds += 1
         session.last_round = self._num_rounds
         now_s = self._clock()
@@ -143,7 +129,8 @@ class ReplicaPlanner:
         if now_s >= self._plan_at_s or is_other_way or self._is_other_crowd(self._num_planned):
             self._make_plans(now_s)
         if self._is_control_due(now_s):
-            self._begin_control()
+            self.control.begin(self._present(), self._num_rounds)
+            self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
         mode = Mode.DRAFTING if self.is_drafting else Mode.PLAIN
         plan = self.plans.get(mode)
         if mode is Mode.DRAFTING:
@@ -178,9 +165,7 @@ class ReplicaPlanner:
         return RoundPlan(length, 0, reason="depth" if is_deep else "price")
 
     def _plain_round(self, session: PlanMember, now_s: float, *, is_ready: bool) -> RoundPlan:
-        if self._num_controls > 0:
-            self._num_controls -= 1
-            self._in_control.add(session)
+        if self.control.enter(session):
             return RoundPlan(0, session.run_on, reason=CONTROL)
         if self._is_to_probe(session, now_s):
             if not is_ready:  # soon, for its text may be short
@@ -199,14 +184,15 @@ class ReplicaPlanner:
 
         The first is due at once where plain decoding would pay if it took engines' time alone.
         """
-        is_held = self._is_early or self._is_controlling or self._pinned is not None
+        is_held = self._is_early or self.control.is_on or self._pinned is not None
         if self.mode is Mode.PLAIN or is_held or len(self.plans) < len(Mode):
             return False
         if self._measure_at_s is None:
             self._measure_later(self._control_loss_ms / _CONTROL_LOSING)
             plain = self.plans[Mode.PLAIN]
             hoped = len(plain.lengths) / max(plain.engine_ms, 1e-9)
-            return self._overheads[Mode.PLAIN].num_rounds == 0 and hoped > self.rate(Mode.DRAFTING)
+            is_unknown = self._past[Mode.PLAIN].rounds.num_rounds == 0
+            return is_unknown and hoped > self.rate(Mode.DRAFTING)
         return now_s >= self._measure_at_s
 
     @property
@@ -272,7 +258,7 @@ class ReplicaPlanner:
         """Take in what a planned round of a session gave, and in which time."""
         if plan.is_control:
             self._stats.num_control_rounds += 1
-            self._end_control(session)
+            self._note_control(has_ended=self.control.end_round(session, self._num_rounds))
         if self.prober is session:
             self._num_prober_tokens += num_tokens
             if self._has_probed and plan.is_missed and session.copies:
@@ -289,7 +275,7 @@ class ReplicaPlanner:
             return  # the first of a burst was promised more
         share = plan.rounds_in(num_tokens)
         round_ms = min(share * elapsed_ms, _ODD * promise.round_ms)
-        self._overheads[plan.mode].observe(round_ms, promise.work, self._clock())
+        self._past[plan.mode].rounds.observe(round_ms, promise.work, self._clock())
         self._stats.predicted_ms += promise.round_ms / share
         self._stats.actual_ms += elapsed_ms
 
@@ -301,25 +287,24 @@ class ReplicaPlanner:
         if num_tokens > 0:
             self._observe_text(session, num_tokens)
         self.sessions.pop(session, None)
-        self._end_control(session)
+        self._note_control(has_ended=self.control.leave(session))
         if not self.sessions:
             self._clock.stop()
 
     def _observe_text(self, session: PlanMember, num_tokens: int) -> None:
         """Take in a text that is over; its time says something of a mode if it had one only."""
         self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
-        for mode, lateness in self._lateness.items():
+        for mode, past in self._past.items():
             is_its = session.modes == {mode} and session.num_tokens > 0
             if is_its and not self._is_other_crowd(session.num_planned):
                 text = session.num_tokens, session.elapsed_ms, session.num_planned
-                lateness.observe(*text, self._clock())
+                past.texts.observe(*text, self._clock())
 
     # --- plan and mode of all ------------------------------------------------------------------
 
     def _make_plans(self, now_s: float) -> None:
         began_s = time.perf_counter()
-        patience = _PATIENCE * len(self.sessions)
-        members = [s for s in self.sessions if self._num_rounds - s.last_round <= patience]
+        members = self._present()
         num_before, self._num_planned = self._num_planned, len(members)
         self._num_away = len(self.sessions) - len(members)
         drafters = {s.drafter.name: s.drafter for s in members if s.drafter is not None}
@@ -335,6 +320,11 @@ class ReplicaPlanner:
         self._newest_plans_s.append(self._clock() - now_s)
         self._plan_at_s = now_s + median(self._newest_plans_s) / _PLANNING
 
+    def _present(self) -> list[PlanMember]:
+        """Return the sessions that have planned a round lately."""
+        patience = _PATIENCE * len(self.sessions)
+        return [s for s in self.sessions if self._num_rounds - s.last_round <= patience]
+
     def _is_other_crowd(self, num_planned: int) -> bool:
         """Return whether sessions are twice as many as planned for, or half."""
         few, many = sorted((num_planned, len(self.sessions) - self._num_away))
@@ -345,10 +335,10 @@ class ReplicaPlanner:
     ) -> None:
         self._is_ahead = self.ahead.is_on
         costs, others = self._costs.of_round(drafters, self._is_ahead), self._others.now(drafters)
-        plain_ms, drafting_ms = (
-            self._overheads[mode].of(len(members), costs, others, now_s)
-            for mode in (Mode.PLAIN, Mode.DRAFTING)
-        )
+        terms = len(members), costs, others, now_s
+        plain_ms = self._past[Mode.PLAIN].rounds.of(*terms)
+        # What holds up a step likely holds up a round with drafts as well.
+        drafting_ms = self._past[Mode.DRAFTING].rounds.of(*terms, usual_ms=max(0.0, plain_ms))
         self.plans = {Mode.PLAIN: plain_plan(len(members), costs, others, plain_ms)}
         forecasts = [session.forecast() for session in members]
         text_tokens = math.inf if self._text_tokens is None else self._text_tokens
@@ -368,10 +358,12 @@ class ReplicaPlanner:
         self._advantage += weight * (advantage - self._advantage)
         margin = _END_MARGIN if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
         mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
-        is_held = self._is_controlling or self._pinned is not None or self.ahead.is_turn
+        is_held = self.control.is_on or self._pinned is not None or self.ahead.is_turn
         if mode is self.mode or is_held or (mode is Mode.PLAIN and self._is_early):
             return
         self.ahead.forget()
+        self._past[self.mode].end_use(now_s)
+        self._past[mode].begin_use(now_s)
         self.mode, self._mode_since, self._is_new = mode, self._num_rounds, True
         self.prober = None
         self._measure_at_s = now_s if mode is Mode.PLAIN else None
@@ -386,7 +378,8 @@ class ReplicaPlanner:
         if plan is None:
             return 0.0
         rate, num_sessions = plan.tokens_per_ms, len(plan.lengths)
-        return rate / self._lateness[mode].of(rate / num_sessions, num_sessions, self._planned_at_s)
+        late = self._past[mode].texts
+        return rate / late.of(rate / num_sessions, num_sessions, self._planned_at_s)
 
     @property
     def _age(self) -> float:

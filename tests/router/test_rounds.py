@@ -9,7 +9,7 @@ import pytest
 from models.protocol.messages import Timing, Verdict
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.planning.round_plan import RoundPlan
+from router.planning.round_plan import CONTROL, RoundPlan
 from router.rounds import Round, RoundWatch
 from router.stats import RoundStats
 
@@ -70,3 +70,28 @@ def test_behind_a_prompt_the_plain_steps_are_a_round_of_their_own(
     watch.end_round()
     assert planner.seen[-1][0] == 1
     assert planner.seen[-1][1] > 30_000.0, "from when it was planned"
+
+
+@pytest.mark.parametrize(
+    ("run_on", "num_gathering", "seen"),
+    [(8, 0, 8), (8, 2, 7), (8, 6, 0), (8, 9, 0), (2, 0, 2), (2, 2, 0), (0, 0, 1)],
+)
+def test_a_control_round_counts_from_where_all_make_it(
+    run_on: int, num_gathering: int, seen: int
+) -> None:
+    """Its first step, and those beside drafts of others, say little of plain decoding."""
+    planner = Observer()
+    watch = RoundWatch(RoundStats(), PassCosts(), planner)
+    watch.note_asked()
+    watch.note_verdict(Round(plan=RoundPlan(0, 0), planned_at=0.0), verdict())
+    watch.end_round()
+    planner.seen.clear()
+    planned_at = time.perf_counter() - 3600.0 * (run_on > 0)
+    control = Round(plan=RoundPlan(0, run_on, reason=CONTROL), planned_at=planned_at)
+    watch.note_asked()
+    for part in range(1 + run_on):
+        planner.is_gathering = part < num_gathering
+        watch.note_verdict(control, verdict(part))
+    watch.end_round()
+    assert [num_tokens for num_tokens, _ in planner.seen] == [seen] * (seen > 0)
+    assert all(elapsed_ms < 60_000.0 for _, elapsed_ms in planner.seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -89,30 +90,67 @@ def test_a_fixed_k_has_the_branches_that_were_set() -> None:
     assert planner.num_branches == 9
 
 
-def test_steps_that_nobody_waits_for_cost_nothing_ahead() -> None:
-    def proposal(num_ahead: int) -> Proposal:
-        timing = Timing(pass_ms=3.0 * (2 - num_ahead), num_sessions=int(num_ahead < 2))
-        return Proposal(
-            session_id="s",
-            seq=0,
-            tokens=[1, 2],
-            timing=timing,
-            step_ms=3.0,
-            num_ahead=num_ahead,
-        )
+def observe_drafts(
+    costs: PassCosts, *nums_ahead: int, num_tokens: int = 2, is_ahead: bool = True
+) -> None:
+    """Take in 200 drafts for each of `nums_ahead`, the tokens that were there when it was asked."""
+    for _ in range(200):
+        for num_ahead in nums_ahead:
+            num_steps = num_tokens - num_ahead
+            proposal = Proposal(
+                session_id="s",
+                seq=0,
+                tokens=list(range(num_tokens)),
+                timing=Timing(pass_ms=3.0 * num_steps, num_sessions=int(num_steps > 0)),
+                step_ms=3.0,
+                num_ahead=num_ahead,
+            )
+            costs.observe_draft(DRAFT_MODEL.traits, proposal, is_ahead=is_ahead)
 
-    costs, name = PassCosts(), DRAFT_MODEL.name
-    for _ in range(200):
-        costs.observe_draft(DRAFT_MODEL.traits, proposal(0))
-    assert costs.of_round([name], is_ahead=True).step_ms(1) == 3.0
-    for _ in range(200):
-        costs.observe_draft(DRAFT_MODEL.traits, proposal(2))
-        costs.observe_draft(DRAFT_MODEL.traits, proposal(1))
-    assert costs.of_round([name], is_ahead=True).step_ms(1) == pytest.approx(0.75, rel=0.1)
-    for _ in range(200):  # while they are not made ahead, nothing is learnt of them
-        costs.observe_draft(DRAFT_MODEL.traits, proposal(0), is_ahead=False)
-    assert costs.of_round([name], is_ahead=True).step_ms(1) == pytest.approx(0.75, rel=0.1)
-    assert costs.of_round([name]).step_ms(1) == 3.0
+
+def waited(costs: PassCosts, *depths: float, is_ahead: bool = True) -> list[float]:
+    of_round = costs.of_round([DRAFT_MODEL.name], is_ahead=is_ahead)
+    return [of_round.draft_ms(depth, 1) / 3.0 for depth in depths]
+
+
+def test_steps_that_nobody_waits_for_cost_nothing_ahead() -> None:
+    costs = PassCosts()
+    observe_drafts(costs, 0)
+    assert waited(costs, 1, 2, 2.5) == [1.0, 2.0, 2.5]
+    observe_drafts(costs, 2, 1)
+    assert waited(costs, 1, 2) == pytest.approx([0.0, 0.5], abs=0.1)
+    observe_drafts(costs, 0, is_ahead=False)  # so nothing is learnt of drafts ahead
+    assert waited(costs, 1, 2) == pytest.approx([0.0, 0.5], abs=0.1)
+    assert waited(costs, 1, 2, is_ahead=False) == [1.0, 2.0]
+
+
+def test_the_slowest_of_several_drafters_is_waited_for() -> None:
+    costs, other = PassCosts(), replace(DRAFT_MODEL.traits, name="other")
+    for drafter, step_ms, num_ahead in ((DRAFT_MODEL.traits, 5.0, 2), (other, 2.0, 0)):
+        for ahead in [0] + [num_ahead] * 200:
+            timing = Timing(pass_ms=(2 - ahead) * step_ms, num_sessions=1)
+            proposal = Proposal(
+                session_id="s",
+                seq=0,
+                tokens=[1, 2],
+                timing=timing,
+                step_ms=step_ms,
+                num_ahead=ahead,
+            )
+            costs.observe_draft(drafter, proposal)
+    names = (DRAFT_MODEL.name, "other")
+    assert costs.of_round(names).draft_ms(2, 1) == pytest.approx(10.0)
+    assert costs.of_round(names, is_ahead=True).draft_ms(2, 1) == pytest.approx(4.0)
+
+
+def test_a_deeper_draft_waits_for_what_cannot_be_there_in_time() -> None:
+    """The draft model has the time of a pass, whatever the depth; a mean share hides that."""
+    costs = PassCosts()
+    observe_drafts(costs, 0, num_tokens=3)
+    observe_drafts(costs, 3, num_tokens=3)
+    assert waited(costs, 3, 6) == pytest.approx([0.0, 0.0], abs=0.1), "none was asked for so deep"
+    observe_drafts(costs, 4, num_tokens=6)
+    assert waited(costs, 3, 4, 4.5, 6, 8) == pytest.approx([0.0, 0.0, 0.5, 2.0, 4.0], abs=0.1)
 
 
 def test_a_change_of_mode_makes_drafts_ahead_again_and_keeps_the_pause() -> None:

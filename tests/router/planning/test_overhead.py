@@ -6,14 +6,15 @@ import pytest
 
 from router.planning.costs import RoundCosts
 from router.planning.joint import Others, Work
-from router.planning.overhead import Overhead
+from router.planning.overhead import Belief, Overhead, Past
 
 ALONE = Others()
 
 
 def costs(base_ms: float = 20.0, row_ms: float = 1.0, step_ms: float = 2.0) -> RoundCosts:
     return RoundCosts(
-        pass_ms=lambda num_rows: base_ms + row_ms * num_rows, step_ms=lambda num_sessions: step_ms
+        pass_ms=lambda num_rows: base_ms + row_ms * num_rows,
+        draft_ms=lambda depth, num_sessions: depth * step_ms,
     )
 
 
@@ -26,7 +27,7 @@ def engine_ms(num_sessions: int, depth: int) -> float:
 
 
 def observed(num_sessions: int, depth: int, overhead_ms: float, times: int = 100) -> Overhead:
-    overhead = Overhead()
+    overhead = Overhead(Belief())
     for _ in range(times):
         overhead.observe(
             engine_ms(num_sessions, depth) + overhead_ms, work(num_sessions, depth), 0.0
@@ -35,7 +36,7 @@ def observed(num_sessions: int, depth: int, overhead_ms: float, times: int = 100
 
 
 def test_nothing_is_known_before_a_round() -> None:
-    assert Overhead().of(4, costs(), ALONE, 0.0) == 0.0
+    assert Overhead(Belief()).of(4, costs(), ALONE, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("times", [1, 100])
@@ -46,7 +47,7 @@ def test_more_sessions_are_expected_to_take_as_much_more(times: int) -> None:
 
 
 def test_rounds_of_two_kinds_count_by_their_share() -> None:
-    overhead = Overhead()
+    overhead = Overhead(Belief())
     for turn in range(1000):
         overhead.observe(engine_ms(4, 3) + (1.0 if turn % 2 else 5.0), work(4, 3), 0.0)
     assert overhead.of(4, costs(), ALONE, 0.0) == pytest.approx(3.0, rel=0.02)
@@ -72,3 +73,30 @@ def test_it_is_believed_less_until_a_round_comes() -> None:
     assert overhead.of(4, costs(), ALONE, 100.0) < 0.5
     overhead.observe(engine_ms(4, 3) + 10.0, work(4, 3), 100.0)
     assert overhead.of(4, costs(), ALONE, 100.0) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("measured_ms", [10.0, 1.0])
+def test_as_much_as_usual_is_expected_where_nothing_is_known_any_more(measured_ms: float) -> None:
+    assert Overhead(Belief()).of(4, costs(), ALONE, 0.0, usual_ms=3.0) == 3.0
+    overhead = observed(4, 3, measured_ms)
+    assert overhead.of(4, costs(), ALONE, 0.0, usual_ms=3.0) == pytest.approx(measured_ms)
+    assert overhead.of(4, costs(), ALONE, 1000.0, usual_ms=3.0) == pytest.approx(3.0)
+
+
+def believed_after(*uses_s: float) -> float:
+    """Of an overhead of 10 ms, after uses of so many seconds and 10 s without."""
+    past, now_s = Past(), 0.0
+    for lasted_s in uses_s:
+        past.begin_use(now_s)
+        now_s += lasted_s
+        past.end_use(now_s)
+    past.rounds.observe(engine_ms(4, 3) + 10.0, work(4, 3), now_s)
+    return past.rounds.of(4, costs(), ALONE, now_s + 10.0)
+
+
+def test_a_mode_that_was_tried_in_vain_is_believed_to_be_slow_for_longer() -> None:
+    once, twice, often = believed_after(1.0), believed_after(1.0, 1.0), believed_after(*[1.0] * 9)
+    assert believed_after() == pytest.approx(5.0)
+    assert 5.0 < once < twice < often < 10.0
+    assert often == pytest.approx(believed_after(*[1.0] * 99)), "it is tried again some day"
+    assert believed_after(*[1.0] * 9, 60.0) == pytest.approx(5.0), "it paid for a while"

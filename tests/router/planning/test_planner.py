@@ -32,8 +32,8 @@ class LinearCosts:
     def pass_ms(self, num_rows: float) -> float:
         return self.base_ms + self.row_ms * num_rows
 
-    def step_ms(self, num_sessions: float) -> float:
-        return self.first_step_ms + self.session_step_ms * num_sessions
+    def draft_ms(self, depth: float, num_sessions: float) -> float:
+        return depth * (self.first_step_ms + self.session_step_ms * num_sessions)
 
 
 def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> DraftForecast:
@@ -61,7 +61,7 @@ def rate_together(
     away = [k for o, k in zip(forecasts, lengths, strict=True) if not o.is_free]
     round_ms = costs.pass_ms(len(lengths) + sum(lengths))
     if away:
-        round_ms += max(away) * costs.step_ms(len(away))
+        round_ms += costs.draft_ms(max(away), len(away))
     round_ms += costs.drafting_overhead_ms
     return tokens / round_ms
 

@@ -57,13 +57,14 @@ class SlowRounds:
         plain_ms = costs.pass_ms(num_sessions + others.num_rows)
         rows_ms = costs.pass_ms(num_sessions + others.num_rows + sum(lengths))
         lost = others.num_sessions * (rows_ms - plain_ms) / max(plain_ms, 1e-9)
-        steps_ms = depth * costs.step_ms(max(1.0, len(away) + others.num_drafting)) if away else 0.0
+        num_away = max(1.0, len(away) + others.num_drafting)
+        steps_ms = costs.draft_ms(depth, num_away) if away else 0.0
         engine_ms = rows_ms + steps_ms
         if len(away) > 1:
             half_rows = (num_sessions + sum(lengths)) / 2 + others.num_rows
             half_ms = costs.pass_ms(half_rows)
-            half_step_ms = costs.step_ms(max(1.0, len(away) / 2 + others.num_drafting))
-            apart_ms = max(2 * half_ms, half_ms + depth * half_step_ms)
+            num_half = max(1.0, len(away) / 2 + others.num_drafting)
+            apart_ms = max(2 * half_ms, half_ms + costs.draft_ms(depth, num_half))
             share = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
             engine_ms -= share * max(0.0, engine_ms - apart_ms)
         deepest = max(away, default=0)
