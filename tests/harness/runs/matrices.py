@@ -1,8 +1,11 @@
-"""Tests marked `matrix` run for some combinations of their parameters, other ones each day.
+"""A run takes a sample of the tests, another one each day; `--full` runs all.
+
+Tests marked `matrix` run for some combinations of their parameters.
 
 Of three parameters and more every pair of values is there, of two every value: most faults need
 one value or two (Kuhn, Wallace, Gallo, "Software Fault Interactions and Implications for Software
-Testing", 2004). `--full` runs all combinations; the seed that a run prints at its head repeats it.
+Testing", 2004). Tests marked `day` run for minutes each, and on one day in three. A run that names
+files or tests (`-k`) leaves none of these out. The seed that a run prints at its head repeats it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import TypeVar
 
 import pytest
 
+NUM_DAYS = 3  # until each test marked `day` has run
 _SEED = "OUTRIDER_MATRIX_SEED"  # workers of one run have it from the process that starts them
 
 Combination = Mapping[str, Hashable]
@@ -26,7 +30,9 @@ Value = TypeVar("Value")
 def add_options(parser: pytest.Parser) -> None:
     """Add the options of this module."""
     group = parser.getgroup("matrices of parameters")
-    group.addoption("--full", action="store_true", help="run all combinations of all matrices")
+    group.addoption(
+        "--full", action="store_true", help="run all combinations, and the tests of all days"
+    )
     group.addoption(
         "--matrix-seed", type=int, help="choose combinations as the run that printed it"
     )
@@ -43,9 +49,33 @@ def begin(config: pytest.Config) -> str:
 
 
 def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect combinations that a sample does without."""
+    """Deselect tests and combinations that a sample does without."""
     if config.getoption("--full"):
         return
+    left_out = _other_combinations(items)
+    files = [argument.partition("::")[0] for argument in config.args]
+    if not config.option.keyword and not any(name.endswith(".py") for name in files):
+        left_out |= _other_days(items)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _other_days(items: list[pytest.Item]) -> set[pytest.Item]:
+    today = int(os.environ[_SEED]) % NUM_DAYS
+    left_out: set[pytest.Item] = set()
+    for item in items:
+        mark = item.get_closest_marker("day")
+        if mark is None:
+            continue
+        if mark.args not in [(day,) for day in range(NUM_DAYS)]:
+            raise pytest.UsageError(f"{item.nodeid}: a day is 0 to {NUM_DAYS - 1}, not {mark.args}")
+        if mark.args != (today,):
+            left_out.add(item)
+    return left_out
+
+
+def _other_combinations(items: list[pytest.Item]) -> set[pytest.Item]:
     groups: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("matrix"):
@@ -55,9 +85,7 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         rng = random.Random(f"{os.environ[_SEED]} {name}")
         kept = covering([_combination(item) for item in group], rng)
         left_out.update(item for number, item in enumerate(group) if number not in kept)
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+    return left_out
 
 
 def some_of(config: pytest.Config, name: str, values: Sequence[Value]) -> Sequence[Value]:

@@ -67,6 +67,12 @@ def test_it(a, b):
 @pytest.mark.parametrize("b", range(3))
 def test_others(a, b):
     pass
+
+@pytest.mark.day(1)
+def test_today(): pass
+
+@pytest.mark.day(2)
+def test_tomorrow(): pass
 """
 CONFTEST = """
 from tests.harness.runs import matrices
@@ -79,6 +85,7 @@ def pytest_report_header(config):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: sampled")
+    config.addinivalue_line("markers", "day: of three")
     matrices.begin(config)
 
 def pytest_collection_modifyitems(config, items):
@@ -88,8 +95,15 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.mark.parametrize(
     ("words", "num_tests"),
-    [([], 4 + 12), (["--full"], 12 + 12), (["-k", "test_it and 2-3"], 1)],
-    ids=["sampled", "full", "named"],
+    [
+        (["."], 4 + 12 + 1),
+        ([".", "--full"], 12 + 12 + 2),
+        ([".", "-k", "test_it and 2-3"], 1),
+        (["test_some.py"], 4 + 12 + 2),
+        (["test_some.py::test_tomorrow"], 1),
+        ([".", "-k", "tomorrow"], 1),
+    ],
+    ids=["sampled", "full", "named", "of a file", "one", "of another day"],
 )
 def test_a_run_says_its_seed_and_takes_what_it_was_asked_for(
     tmp_path: Path, words: list[str], num_tests: int
@@ -98,7 +112,7 @@ def test_a_run_says_its_seed_and_takes_what_it_was_asked_for(
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", *PLAIN]
     ran = subprocess.run(
-        [*command, "--matrix-seed", "7", *words, "."],
+        [*command, "--matrix-seed", "7", *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

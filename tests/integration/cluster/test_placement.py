@@ -183,6 +183,7 @@ def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Product
         limit(None, lambda: k_limit_is(base_url, 8, KEY))
 
 
+@pytest.mark.day(1)
 def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
     running: Production,
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
         assert all_step(running, "Target", 1)
 
 
+@pytest.mark.day(2)
 def test_two_targets_share_a_draft_and_one_may_be_lost(running: Production) -> None:
     running.add(TARGET)
     running.deploy(Target=2)
@@ -217,6 +219,7 @@ def test_two_targets_share_a_draft_and_one_may_be_lost(running: Production) -> N
         wait_answers(load, len(CASES))
 
 
+@pytest.mark.day(1)
 def test_a_key_of_args_replaces_its_own_application_alone(running: Production) -> None:
     """First a key of the router; then four ranks become one where a node is to spare.
 

@@ -18,6 +18,7 @@ LIMIT_S = 1500.0
 DRAIN, KEY = "drain:router", "key:router.default_max_tokens=500"
 
 
+@pytest.mark.day(0)
 def test_the_drain_of_a_router_fails_no_request(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

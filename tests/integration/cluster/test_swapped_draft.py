@@ -76,6 +76,7 @@ def swapping(held: HeldService) -> Iterator[Swapping]:
     assert running.service.wait_freed(60) == []
 
 
+@pytest.mark.day(2)
 def test_a_draft_model_is_swapped_under_streams(swapping: Swapping, tmp_path: Path) -> None:
     [first], replica = swapping.pids(), swapping.replica()
     check_texts(swapping.load)

@@ -25,6 +25,7 @@ from tests.harness.held_services import HeldService
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.day(2),
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("deployed"),
 ]

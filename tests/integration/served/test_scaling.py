@@ -29,6 +29,7 @@ def sessions_waited_for(service: Served) -> Counter[tuple[str, int]]:
     )
 
 
+@pytest.mark.day(2)
 def test_a_target_that_leaves_waits_for_its_streams(deployed: DeployedDemo) -> None:
     service = deployed.service
     cases = free_cases(11)  # few would all be on the target that stays, now and then

@@ -29,6 +29,7 @@ def missed(found: dict[str, Any]) -> list[str]:
     return [claim["text"] for claim in found["claims"] if not claim["is_met"]]
 
 
+@pytest.mark.day(1)
 def test_a_soak_watches_every_process_and_finds_nothing_held(
     demo: ServedDemo, tmp_path: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_soak_watches_every_process_and_finds_nothing_held(
     assert found["settings"]["seed"] == 1
 
 
+@pytest.mark.day(1)
 def test_overload_is_measured_and_nothing_fails(demo: ServedDemo, tmp_path: Path) -> None:
     found = run("overload", demo, tmp_path / "overload.json")
     assert found["sustained_per_s"] == 4
