@@ -22,6 +22,11 @@ def _of_many_streams(name: str) -> bool:
     return not name.startswith(("kinds", "llama"))
 
 
+def _of_no_simulation_or_scenarios(name: str) -> bool:
+    """Return whether it was not measured anew with a change of the day before."""
+    return not name.startswith(("scenarios-demo", "simulated", "ahead-simulated"))
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change that figures may depend on.
@@ -46,6 +51,9 @@ CHANGES = (
     Change("2026-11-26", "the planner with probes of one round"),
     Change("2026-11-28", "the planner by whole texts"),
     Change("2026-11-30", "passes that wait by a router's word", _of_many_streams),
+    Change(
+        "2026-12-01", "plain decoding measured once all go on alone", _of_no_simulation_or_scenarios
+    ),
 )
 
 

@@ -20,11 +20,11 @@ def of_day(name: str, day: str) -> Result:
 
 
 def test_a_result_names_what_came_after_it() -> None:
-    made = of_day("scenarios-demo", "2026-11-01").made_in_short()
+    made = of_day("heads", "2026-11-01").made_in_short()
     for change in CHANGES:
         assert change.name in made
     the_day_before = date.fromisoformat(CHANGES[-1].day) - timedelta(days=1)
-    later = of_day("scenarios-demo", the_day_before.isoformat()).made()
+    later = of_day("heads", the_day_before.isoformat()).made()
     assert CHANGES[-1].name in later
     assert CHANGES[0].name not in later
 
