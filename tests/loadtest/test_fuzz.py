@@ -52,7 +52,7 @@ Patch = pytest.MonkeyPatch
     [
         ("engines", 8, ["compared", "held to their support", "preemptions", "accepted"]),
         ("tools", 4, ["loose served", "loosened", "strict served", "strict refused", "texts"]),
-        ("failures", 20, ["deaths", "cancelled", "lost", "accepted"]),
+        ("failures", 30, ["deaths", "cancelled", "lost", "accepted"]),
         ("http", 20, ["status 200", "status 400"]),
         ("histories", 4, ["noisy", "with nulls"]),
         ("schema", 3, ["requests"]),

@@ -39,7 +39,7 @@ def test_garbage_that_comes_later_is_collected() -> None:
     assert gc.isenabled()
     gc.collect()
     assert later() is None
-    assert gc.get_freeze_count() == num_frozen
+    assert gc.get_freeze_count() <= num_frozen
 
 
 def test_nothing_is_collected_while_modules_are_imported() -> None:
