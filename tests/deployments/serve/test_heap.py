@@ -1,4 +1,4 @@
-"""What was frozen is passed over by collections; what comes later is collected."""
+"""Collections pass over what was frozen, and take what comes later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is to make a control round, until when others are waited for, and when it is over."""
+"""A control round gathers its sessions, waits for none that left, and ends."""
 
 from __future__ import annotations
 

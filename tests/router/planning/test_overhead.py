@@ -84,7 +84,7 @@ def test_as_much_as_usual_is_expected_where_nothing_is_known_any_more(measured_m
 
 
 def believed_after(*uses_s: float) -> float:
-    """Of an overhead of 10 ms, after uses of so many seconds and 10 s without."""
+    """Return what is believed of 10 ms, after uses of so many seconds and 10 s without."""
     past, now_s = Past(), 0.0
     for lasted_s in uses_s:
         past.begin_use(now_s)
