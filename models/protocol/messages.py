@@ -216,7 +216,9 @@ class NeedPrefix(Reply, frozen=True, kw_only=True, tag="need_prefix"):
 
 
 class NeedOpen(Reply, frozen=True, kw_only=True, tag="need_open"):
-    """The session or the epoch is unknown here."""
+    """The session is unknown here, or all of its engine: `epoch` is the life that answers."""
+
+    epoch: int
 
 
 class Failed(Reply, frozen=True, kw_only=True, tag="failed"):

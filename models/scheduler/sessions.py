@@ -367,7 +367,8 @@ class SessionTable:
         """Applies the header rules. The tokens are not changed; a new `seq` has been taken over."""
         session = self._sessions.get(message.session_id)
         if session is None or message.epoch != self._epoch:
-            return Admitted(None, [NeedOpen(session_id=message.session_id, seq=message.seq)])
+            answer = NeedOpen(session_id=message.session_id, seq=message.seq, epoch=self._epoch)
+            return Admitted(None, [answer])
         away_s, session.last_active_s = now - session.last_active_s, now
         if message.seq < session.seq:
             return Admitted(None, [])

@@ -168,6 +168,7 @@ class EngineClient:
         while True:
             reply = await self._receive(lease, message, next_part)
             if isinstance(reply, NeedOpen | NeedPrefix):
+                _check_epoch(lease, reply)
                 num_corrections += 1
                 if num_corrections > _MAX_CORRECTIONS:
                     # Who asks for a session that was sent each time has ended its lease.
@@ -275,6 +276,13 @@ def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
         return None
     is_old = isinstance(reply, Verdict) and reply.part < next_part
     return None if is_old else reply
+
+
+def _check_epoch(lease: EngineLease, reply: NeedOpen | NeedPrefix) -> None:
+    """Raise `LinkLost` if an engine of another life answers: the leased one has ended."""
+    epoch = lease.grant.endpoint.epoch
+    if isinstance(reply, NeedOpen) and reply.epoch != epoch:
+        raise LinkLost(f"engine of epoch {reply.epoch} answers for epoch {epoch}", "replaced")
 
 
 def _progress(seq: int, reply: EngineReply) -> int | None:

@@ -237,7 +237,7 @@ class ScriptedEngine:
             return []
         log = self.logs.get(message.session_id)
         if log is None or message.epoch != self.epoch:
-            return [NeedOpen(session_id=message.session_id, seq=message.seq)]
+            return [NeedOpen(session_id=message.session_id, seq=message.seq, epoch=self.epoch)]
         last_seq = self._seqs[message.session_id]
         if message.seq < last_seq:
             return []

@@ -43,7 +43,7 @@ class CountingEngine:
         self.batches.append(len(waiting))
         self.on_step()
         return [
-            (reply_to, NeedOpen(session_id=message.session_id, seq=message.seq))
+            (reply_to, NeedOpen(session_id=message.session_id, seq=message.seq, epoch=1))
             for reply_to, message in waiting
         ]
 
@@ -266,7 +266,7 @@ def test_message_the_engine_chokes_on_fails_alone() -> None:
     replies = [pair for sent in port.sent for pair in sent]
     assert replies == [
         ("p", Failed(session_id="bad", seq=1, code="invalid", message="base_len out of range")),
-        ("q", NeedOpen(session_id="good", seq=1)),
+        ("q", NeedOpen(session_id="good", seq=1, epoch=1)),
     ]
 
 

@@ -123,7 +123,7 @@ async def test_released_session_is_unknown(links: LinkClient) -> None:
     assert isinstance(await client.receive(), Verdict)
     leader.loop.release("a", 1)
     client.verify(seq=2, run_on=0)
-    assert await client.receive() == NeedOpen(session_id="a", seq=2)
+    assert await client.receive() == NeedOpen(session_id="a", seq=2, epoch=client.epoch)
     leader.close()
 
 

@@ -114,9 +114,9 @@ async def test_lease_names_the_router_and_talks_to_the_leader(
     assert await asyncio.to_thread(server.socket.poll, int(WAIT_S * 1e3))
     [(peer, message)] = server.receive()
     assert message == Close(session_id="a", epoch=1)
-    server.send([(peer, NeedOpen(session_id="a", seq=1))])
+    server.send([(peer, NeedOpen(session_id="a", seq=1, epoch=1))])
     async with asyncio.timeout(WAIT_S):
-        assert await lease.channel.receive() == NeedOpen(session_id="a", seq=1)
+        assert await lease.channel.receive() == NeedOpen(session_id="a", seq=1, epoch=1)
     await lease.release()
 
 

@@ -66,7 +66,7 @@ class EchoThread:
             received = self.server.receive()
             self.batches.append([message for _, message in received])
             self.server.send(
-                (peer, NeedOpen(session_id=message.session_id, seq=message.seq))
+                (peer, NeedOpen(session_id=message.session_id, seq=message.seq, epoch=1))
                 for peer, message in received
                 if isinstance(message, Propose)
             )
@@ -110,7 +110,7 @@ async def test_replies_reach_the_session_that_asked(client: LinkClient, echo: Ec
             channel.send(propose(name, seq))
     for name, channel in channels.items():
         for seq in range(5):
-            assert await receive(channel) == NeedOpen(session_id=name, seq=seq)
+            assert await receive(channel) == NeedOpen(session_id=name, seq=seq, epoch=1)
 
 
 async def test_open_sessions_renew_their_leases(
@@ -159,7 +159,7 @@ async def test_key_that_is_not_allowed_gets_nothing(client: LinkClient, echo: Ec
     client.drop(echo.server.endpoint, "refused")
     channel = channel_to(client, echo, "a")
     channel.send(propose("a", 1))
-    assert await receive(channel) == NeedOpen(session_id="a", seq=1)
+    assert await receive(channel) == NeedOpen(session_id="a", seq=1, epoch=1)
 
 
 async def test_a_dropped_connection_wakes_all_sessions_of_the_endpoint(
@@ -187,7 +187,7 @@ async def test_closed_channel_leaves_newer_channel_of_same_session(
     old.send(Close(session_id="a", epoch=1))
     old.close()
     new.send(propose("a", 7))
-    assert await receive(new) == NeedOpen(session_id="a", seq=7)
+    assert await receive(new) == NeedOpen(session_id="a", seq=7, epoch=1)
     assert [type(message) for message in echo.batches[0]] == [Close, Propose]
 
 
@@ -215,7 +215,7 @@ async def test_malformed_frames_are_dropped_and_logged(
     assert "malformed frame" in caplog.text
     channel = channel_to(client, echo, "a")
     channel.send(propose("a", 3))
-    assert await receive(channel) == NeedOpen(session_id="a", seq=3)
+    assert await receive(channel) == NeedOpen(session_id="a", seq=3, epoch=1)
 
 
 def test_allow_list_is_bounded_and_forgets_the_longest_unseen() -> None:
@@ -305,11 +305,11 @@ async def test_masks_of_many_sessions_at_once_arrive() -> None:
 async def test_async_server_survives_malformed_frames_and_unknown_peers() -> None:
     constraint = ScriptedConstraint()
     with contextlib.suppress(LinkLost):
-        constraint.server.reply(b"nobody", NeedOpen(session_id="x", seq=0))
+        constraint.server.reply(b"nobody", NeedOpen(session_id="x", seq=0, epoch=1))
     links = LinkClient()
     constraint.server.allow(links.public_key)
     channel = links.channel(constraint.server.endpoint, "a", Masks | MaskMiss)
-    channel.send(NeedOpen(session_id="a", seq=0))  # not a request this server knows
+    channel.send(NeedOpen(session_id="a", seq=0, epoch=1))  # not a request this server knows
     channel.send(GrammarClose(session_id="a", epoch=0))
     await asyncio.sleep(0.05)
     channel.send(mask_request("a", 4))

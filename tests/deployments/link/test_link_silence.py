@@ -30,7 +30,7 @@ def serve_echo() -> None:
     while True:
         server.socket.poll()
         server.send(
-            (peer, NeedOpen(session_id=message.session_id, seq=message.epoch))
+            (peer, NeedOpen(session_id=message.session_id, seq=message.epoch, epoch=1))
             for peer, message in server.receive()
         )
 
@@ -70,7 +70,7 @@ async def answered(links: LinkClient, echo: Echo, session_id: str) -> bool:
     channel.send(Close(session_id=session_id, epoch=3))
     try:
         async with asyncio.timeout(WAIT_S):
-            return (await channel.receive()) == NeedOpen(session_id=session_id, seq=3)
+            return (await channel.receive()) == NeedOpen(session_id=session_id, seq=3, epoch=1)
     except LinkLost:
         return False
 

@@ -42,11 +42,11 @@ async def test_what_an_engine_says_in_one_tick_arrives_however_long() -> None:
         [(peer, message)] = server.receive()
         assert message == opened
         server.send([(peer, failed(name)) for name in "abc"])
-        server.send([(peer, NeedOpen(session_id="a", seq=2))])
+        server.send([(peer, NeedOpen(session_id="a", seq=2, epoch=1))])
         async with asyncio.timeout(WAIT_S):
             for name, channel in channels.items():
                 assert await channel.receive() == failed(name)
-            assert await channels["a"].receive() == NeedOpen(session_id="a", seq=2)
+            assert await channels["a"].receive() == NeedOpen(session_id="a", seq=2, epoch=1)
     finally:
         await links.close()
         server.close()

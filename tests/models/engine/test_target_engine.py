@@ -137,7 +137,7 @@ def test_the_context_ends_the_answer() -> None:
 def test_unknown_sessions_and_epochs_and_prefixes() -> None:
     engine = make_target()
     submit_verify(engine, 1, PROMPT, [])
-    assert drain(engine) == [NeedOpen(session_id="s", seq=1)]
+    assert drain(engine) == [NeedOpen(session_id="s", seq=1, epoch=EPOCH)]
     submit_open(engine)
     submit_verify(engine, 2, PROMPT, [], base_len=5)
     assert drain(engine) == [NeedPrefix(session_id="s", seq=2, have_len=0, have_hash=0)]

@@ -61,7 +61,10 @@ def test_unknown_is_answered_by_need_open(
     table: SessionTable, session: Session, session_id: str, epoch: int
 ) -> None:
     message = make_propose(4, [], [5], epoch, session_id)
-    assert table.admit(message, "r", 0.0) == (None, [NeedOpen(session_id=session_id, seq=4)])
+    assert table.admit(message, "r", 0.0) == (
+        None,
+        [NeedOpen(session_id=session_id, seq=4, epoch=EPOCH)],
+    )
 
 
 def test_an_open_of_another_epoch_opens_nothing(table: SessionTable) -> None:

@@ -147,7 +147,7 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
             if not isinstance(message, Verify):
                 return replies
             late = [
-                NeedOpen(session_id="s", seq=message.seq - 1),
+                NeedOpen(session_id="s", seq=message.seq - 1, epoch=self.epoch),
                 NeedPrefix(session_id="s", seq=message.seq - 1, have_len=0, have_hash=0),
             ]
             return late * 20 + replies
@@ -171,7 +171,7 @@ async def test_a_lease_that_has_ended_before_it_was_told_is_no_lost_replica() ->
             nonlocal num_asked
             if isinstance(message, Verify) and len(pool.leases) == 1:
                 num_asked += 1
-                return [NeedOpen(session_id="s", seq=message.seq)]
+                return [NeedOpen(session_id="s", seq=message.seq, epoch=self.epoch)]
             return super().handle(message)
 
     pool = ScriptedPool(Ended)
@@ -209,3 +209,24 @@ def test_pauses_grow_up_to_a_limit() -> None:
         pauses.append(backoff.pause_s)
     for pause, middle in zip(pauses, [0.5, 1.0, 2.0, 4.0, 4.0, 4.0], strict=True):
         assert pause == pytest.approx(middle, rel=0.2)
+
+
+async def test_an_engine_of_another_life_at_the_address_is_a_lost_replica() -> None:
+    """It says so with its first answer: nothing is asked again, and the loss is counted."""
+    num_asked = 0
+
+    class StartedAnew(ScriptedEngine):
+        def handle(self, message):  # type: ignore[no-untyped-def]
+            nonlocal num_asked
+            if isinstance(message, Verify) and len(pool.leases) == 1:
+                num_asked += 1
+                return [NeedOpen(session_id="s", seq=message.seq, epoch=self.epoch + 1)]
+            return super().handle(message)
+
+    pool = ScriptedPool(StartedAnew)
+    assert await generated(pool, LIMITS) == continuation(PROMPT, NUM_TOKENS)
+    assert (num_asked, len(pool.leases)) == (1, 2)
+
+    pool = ScriptedPool(StartedAnew)
+    with pytest.raises(ReplicasLost, match=r"^target lost once, .*engine of epoch 2 answers for"):
+        await generated(pool, LIMITS.model_copy(update={"max_losses": 1}))
