@@ -163,6 +163,7 @@ def bind_engine(
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
         placement_group_strategy=placement.strategy,
+        num_replicas=placement.min_replicas,
         **_supervision(model.stall_timeout_s),
     )(EngineReplica).bind(kind, model, link, model_name)
 

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
-from deployments.engine.spare import METRICS as SPARE
 from deployments.engine.swap_meters import SwapMeters
 from deployments.ingress.charges import Charges
 from deployments.ingress.loss_metrics import LossMetrics
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
-from deployments.serve.metrics import Table
 from router.gains import PlannerStats
 from router.remote.losses import Losses
 
@@ -36,7 +34,6 @@ _COLUMNS = "| metric | kind | further labels | measures |\n|---|---|---|---|\n"
 _PROCESSES: dict[str, tuple[str, ...]] = {
     "Router": ("model_name",),
     "Target and Draft": ("model_name", "engine"),
-    "Target with a spare": ("model_name", "engine"),
     "Draft": ("model_name", "engine"),
     "Constraint": ("model_name", "engine"),
 }
@@ -45,7 +42,7 @@ _PROCESSES: dict[str, tuple[str, ...]] = {
 def declared() -> dict[str, list[Declaration]]:
     """Return the declarations of all metrics, by the process that has them."""
     found: dict[str, list[Declaration]] = {process: [] for process in _PROCESSES}
-    router, engine, spare, draft, constraint = (
+    router, engine, draft, constraint = (
         Meters(dict.fromkeys(labels, ""), found[process].append)
         for process, labels in _PROCESSES.items()
     )
@@ -54,7 +51,6 @@ def declared() -> dict[str, list[Declaration]]:
     LossMetrics(router, Losses())
     PlanningMetrics(router, PlannerStats(), dict, {})
     EngineMeters(engine)
-    Table(spare, SPARE)
     SwapMeters(draft)
     ConstraintMeters(constraint)
     return found

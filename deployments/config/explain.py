@@ -83,9 +83,10 @@ def admission_notes(
     by_name = {placement.name: placement for placement in placements}
     routers, targets = by_name["Router"], by_name["Target"]
     held_each, let_in_each = config.target.max_num_seqs, router.max_sessions
+    spare = int(config.target.spare)  # it has no more than a lost one had
     for num_routers, num_targets in (
-        (routers.max_replicas, targets.max_replicas),
-        (routers.min_replicas, targets.min_replicas),
+        (routers.max_replicas, targets.max_replicas - spare),
+        (routers.min_replicas, targets.min_replicas - spare),
     ):
         let_in, held = num_routers * let_in_each, num_targets * held_each
         if let_in > held:
@@ -248,7 +249,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         *([sizes.source] if sizes.source else []),
         *([f"{_heads_named(model.heads)} in its process"] if model.heads else []),
         *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
-        *(["a spare is loaded beside it"] if model.spare else []),
+        *(["one of its replicas is a spare"] if model.spare else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
     if sizes.kv_tokens is None:

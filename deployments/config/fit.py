@@ -145,10 +145,6 @@ class RankBytes:
         """Both."""
         return self.weights + self.kv
 
-    def with_spare(self) -> RankBytes:
-        """Return what a GPU holds of a rank and its spare, which share nothing there."""
-        return RankBytes(weights=2 * self.weights, kv=2 * self.kv)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
@@ -257,9 +253,10 @@ def memory_faults(
         num_ranks = model.tensor_parallel_size * placement.min_replicas
         if not model.device.startswith("cuda"):
             on_cpu += taken.total * num_ranks
+            if model.spare and model.engine == "own" and len(cluster.nodes) == 1:
+                on_cpu -= taken.weights * num_ranks // 2  # both replicas read one copy
             faults += _too_large_for_a_node(section, model, taken, placement, cluster)
         elif cluster.gpu_bytes:
-            taken = taken.with_spare() if model.spare else taken
             on_gpu += taken.total * num_ranks
             faults += _too_large_for_a_gpu(section, model, taken, cluster)
     return faults or _too_large_together(on_cpu, on_gpu, cluster)
@@ -286,9 +283,8 @@ def _too_large_for_a_gpu(
     largest = max(cluster.gpu_bytes)
     if taken.total <= largest:
         return []
-    who = "a rank and its spare take" if model.spare else "a rank takes"
     text = (
-        f"{who} {gigabytes(taken.total)} of weights and KV, the largest GPU has "
+        f"a rank takes {gigabytes(taken.total)} of weights and KV, the largest GPU has "
         f"{gigabytes(largest)}"
     )
     return [Fault(section, text, "memory")]

@@ -63,6 +63,8 @@ def engine_placement(name: str, model: ModelConfig) -> Placement:
         name=name,
         own={"CPU": COORDINATOR_CPUS},
         bundles=tuple(dict(bundle) for _ in range(model.tensor_parallel_size)),
+        min_replicas=1 + model.spare,
+        max_replicas=1 + model.spare,
     )
 
 
@@ -101,15 +103,32 @@ def placements_of(config: Models, overrides: Iterable[Mapping[str, Any]]) -> lis
         known = ", ".join(placement.name for placement in placements)
         raise ValueError(f"deployments: there is no {sorted(by_name)[0]!r}, only {known}")
     for section, model in config.models_here.items():
-        _check_bundles(deployment_of(section), model, placements)
+        [placement] = [one for one in placements if one.name == deployment_of(section)]
+        _check_bundles(model, placement)
+        _check_spare(model, placement)
     return placements
 
 
-def _check_bundles(name: str, model: ModelConfig, placements: Iterable[Placement]) -> None:
-    [placement] = [one for one in placements if one.name == name]
+def _check_spare(model: ModelConfig, placement: Placement) -> None:
+    name, fewest, most = placement.name, placement.min_replicas, placement.max_replicas
+    if model.spare and (fewest, most) != (2, 2):
+        raise ValueError(
+            f"deployments: {name}: target.spare makes two replicas, of which one is a spare; "
+            f"here it is to have {fewest} to {most}: leave one of both out"
+        )
+    share = min((bundle.get("GPU", 1.0) for bundle in placement.bundles), default=1.0)
+    if model.spare and (model.gpu_memory_utilization or 0.0) > share > 0.0:
+        raise ValueError(
+            f"deployments: {name}: gpu_memory_utilization is {model.gpu_memory_utilization}, at "
+            f"most {share:g} of a GPU is the replica's (placement_group_bundles)"
+        )
+
+
+def _check_bundles(model: ModelConfig, placement: Placement) -> None:
     if len(placement.bundles) < model.tensor_parallel_size:
         raise ValueError(
-            f"deployments: {name}: placement_group_bundles has {len(placement.bundles)} bundles, "
+            f"deployments: {placement.name}: placement_group_bundles has "
+            f"{len(placement.bundles)} bundles, "
             f"tensor_parallel_size {model.tensor_parallel_size} needs one per rank"
         )
 
@@ -126,7 +145,7 @@ def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:
     labels = options.get("placement_group_bundle_label_selector") or placement.labels
     if not bundles and actor.get("label_selector"):
         labels = (actor["label_selector"],)
-    fewest, most = _num_replicas(options)
+    fewest, most = _num_replicas(options) or (placement.min_replicas, placement.max_replicas)
     return replace(
         placement,
         own=own,
@@ -138,8 +157,8 @@ def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:
     )
 
 
-def _num_replicas(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the least and the highest number of replicas."""
+def _num_replicas(options: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the least and the highest number of replicas; None where nothing is said of it."""
     scaling = options.get("autoscaling_config")
     fixed = options.get("num_replicas")
     if scaling:
@@ -147,4 +166,4 @@ def _num_replicas(options: Mapping[str, Any]) -> tuple[int, int]:
         return fewest, int(scaling.get("max_replicas", max(1, fewest)))
     if fixed == "auto":
         return 1, _MAX_REPLICAS_OF_AUTO
-    return (1, 1) if fixed is None else (int(fixed), int(fixed))
+    return None if fixed is None else (int(fixed), int(fixed))

@@ -9,6 +9,7 @@ coordinators, which import this module, stay small.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -64,7 +65,6 @@ class RankReport:
     num_graphs: int
     graph_bytes: int
     pid: int
-    weights: str = ""  # path of weights that its spare may share; "": it may not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,22 +153,21 @@ class Rank:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # torch has not looked yet
         refuse_without_room(self._model)
 
-    def load(self, meeting: str = "", weights: str = "") -> RankReport:
+    def load(self, meeting: str = "") -> RankReport:
         """Load the model, and on the leader bind the link. Call once, before `run_loop`.
 
         The leader of several ranks returns when all others are in `run_loop`.
 
         Args:
             meeting: where ranks meet, see `meet`; unused by a rank that is alone.
-            weights: of the rank whose spare this is, by its report; "": its own.
 
         Raises:
-            ValueError: the checkpoint cannot be served, or is not the one that the other has.
+            ValueError: the checkpoint cannot be served.
             RuntimeError: another rank is gone.
         """
         started_s = time.monotonic()
         with importing():
-            from models.cpu.shared_weights import SharedWeights
+            from models.cpu.shared_weights import CAN_SHARE, SharedWeights
             from models.cpu.weight_memory import weights_in
             from models.engine.runner import ModelRunner
 
@@ -176,10 +175,12 @@ class Rank:
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
         is_own = self._model.engine == "own"
-        is_shared = self._model.spare and self._model.device == "cpu" and is_own
-        memory = SharedWeights(weights) if is_shared else None
+        is_shared = self._model.spare and self._model.device == "cpu" and is_own and CAN_SHARE
+        memory = SharedWeights(weights_name(self._model, self._rank)) if is_shared else None
         with nullcontext() if memory is None else weights_in(memory):
             runner = self._runner = ModelRunner(self._model, ranks)
+        if memory is not None:
+            memory.finish()
         grant = self._listen(runner) if self._rank == 0 else None
         freeze_heap()
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
@@ -194,7 +195,6 @@ class Rank:
             num_graphs=runner.graphs.num_graphs,
             graph_bytes=runner.graphs.num_bytes,
             pid=os.getpid(),
-            weights="" if memory is None else memory.path,
         )
 
     def run_loop(self) -> None:
@@ -361,3 +361,13 @@ def make_engine(kind: EngineKind, runner: ModelRunner, masks: LinkMaskSource, ep
     from models.engine.target import TargetEngine
 
     return TargetEngine(runner, masks, epoch)
+
+
+def weights_name(model: ModelConfig, rank: int) -> str:
+    """Return the name by which replicas of one config and checkpoint share a rank's weights."""
+    path = Path(model.model_path)
+    files = [(one.name, one.stat()) for one in (path, *sorted(path.glob("*"))) if one.exists()]
+    known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    return hashlib.blake2b(
+        f"{rank} {model.model_dump_json()} {known}".encode(), digest_size=16
+    ).hexdigest()

@@ -82,7 +82,6 @@ class RankGroup:
             for rank in range(model.tensor_parallel_size)
         ]
         self._places: list[RankPlace] = []
-        self._weights = [""] * len(self._ranks)  # paths of those that a spare may share
         self._dead: set[int] = set()  # numbers of ranks whose process is known to be gone
         self._loop_refs: list[Any] = []
         self._meeting = ""
@@ -96,11 +95,6 @@ class RankGroup:
     def places(self) -> list[RankPlace]:
         """The places of the ranks, in order; empty before `start`."""
         return self._places
-
-    @property
-    def weights(self) -> list[str]:
-        """Paths of weights that the ranks' spares may share, in order; "": it may not."""
-        return self._weights
 
     @property
     def pids(self) -> list[int]:
@@ -121,28 +115,23 @@ class RankGroup:
             if self._beside is not None:
                 pairs = zip(self._ranks, self._beside.places, strict=True)
                 await _all(rank.go_beside.remote(place.gpus) for rank, place in pairs)
-                self._weights = self._beside.weights
                 self._beside = None  # it may end long before these
             self._places = await _all(rank.place.remote() for rank in self._ranks)
             if len(self._ranks) > 1:
                 on_one_node = len({place.node_id for place in self._places}) == 1
                 self._meeting = await self.leader.meet.remote(on_one_node)
-            loading = [
-                asyncio.ensure_future(self._load(rank, weights))
-                for rank, weights in zip(self._ranks, self._weights, strict=True)
-            ]
+            loading = [asyncio.ensure_future(self._load(rank)) for rank in self._ranks]
             try:
                 started = await asyncio.gather(*loading)
             finally:
                 for task in loading:
                     task.cancel()
         self._loop_refs = [loop_ref for _, loop_ref in started]
-        self._weights = [report.weights for report, _ in started]
         return [report for report, _ in started]
 
-    async def _load(self, rank: Any, weights: str) -> tuple[RankReport, Any]:
+    async def _load(self, rank: Any) -> tuple[RankReport, Any]:
         # A follower must run before the leader's load can end, so no rank waits for another here.
-        report = await rank.load.remote(self._meeting, weights)
+        report = await rank.load.remote(self._meeting)
         return report, rank.run_loop.remote()
 
     async def watch(self) -> str:

@@ -1,12 +1,14 @@
 """The Serve deployments Draft and Target: a coordinator that owns a model's rank processes.
 
 The coordinator holds no model and no GPU. It starts the ranks in its replica's placement group,
-watches them (`rank_group`), answers health checks, and hands out leases. If a rank is lost, a spare
-model (`spare`) takes over, and sessions lease that. If there is none, the coordinator ends the
-other ranks and then its own process. Every lease then fails at once, routers' handles stop choosing
-the replica at once, and Serve starts a new one. Refused leases and failed health checks would leave
-an idle-looking replica instead. It would attract all new leases until the next check. Messages of
-sessions never pass through here.
+watches them (`rank_group`), answers health checks, and hands out leases. If a rank is lost, the
+coordinator ends the other ranks, its leases with the reason, and its own process. Routers' handles
+then stop choosing the replica at once, and Serve starts a new one. Refused leases and failed
+health checks would leave an idle-looking replica instead. It would attract all new leases until the
+next check. Messages of sessions never pass through here.
+
+A spare is a second replica. The lease router gives it what the first has no room for, and all when
+that is lost. It loads when the first serves, so that the service starts as soon as without it.
 
 A draft model may be swapped while it serves (`swap`). The other one's ranks run beside the first's
 until it takes over or is dropped. A lease stays with the model that it was given by.
@@ -22,12 +24,14 @@ import asyncio
 import contextvars
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import ReplicaRank
 
@@ -37,9 +41,7 @@ from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, AdmissionRefused, LoadedModel
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
-from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
-from deployments.engine.spare import METRICS as SPARE_METRICS
-from deployments.engine.spare import Spare
+from deployments.engine.rank import FETCH_TIMEOUT_S, LOAD_TIMEOUT_S, EngineKind, RankReport
 from deployments.engine.swap import DraftSwap
 from deployments.engine.swap_meters import SwapMeters
 from deployments.link.leases import LeaseKey
@@ -48,7 +50,7 @@ from deployments.serve.heap import freeze_heap
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.metrics import Table
+from deployments.serve.nearest import READY_S
 from deployments.serve.page import Page, replica_name
 from models.checkpoint.packed_shapes import as_packed
 from models.fetch.hub import bring
@@ -61,6 +63,9 @@ logger = logging.getLogger("ray.serve")
 Result = TypeVar("Result")
 
 _LOADING_ERRORS = (RayError, TimeoutError, ValueError)
+_LAST_WORDS_S = 0.1  # in which the leases of a lost model end with the reason
+_AFTER_START_S = 5.0  # a spare leaves the machine to the rest of the service for so long
+_LOOK_PERIOD_S = 0.5
 
 
 class EngineReplica:
@@ -76,7 +81,6 @@ class EngineReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str
     ) -> None:
-        self._spare: Spare[LoadedModel] | None = None
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         join_serve()
@@ -94,12 +98,11 @@ class EngineReplica:
         self._vocabulary = await asyncio.to_thread(_vocabulary_in, Path(model.model_path))
         self._is_serving = False
         self._loading: LoadedModel | None = None
+        if model.spare and serve.get_replica_context().rank.rank > 0:
+            await _first_has_begun()
         first = await self._load(model)
         self._models = DraftSwap(first, self._load_wanted, _LOADING_ERRORS, self._begin_anew)
         self._describe()
-        if model.spare:
-            table = Table(meters, SPARE_METRICS)
-            self._spare = Spare(self._load_spare, _LOADING_ERRORS, table.follow)
         freeze_heap()
 
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant | LeaseRefused, None]:
@@ -120,7 +123,7 @@ class EngineReplica:
                 return
             yield replace(model.grant, replica=replica_name(), vocabulary=self._vocabulary)
             await model.ended(key)
-            if model.lost:  # and its spare serves: the session leases that, and counts the loss
+            if model.lost:  # told at once: Ray finds half a second later that a process is gone
                 yield LeaseRefused(replica=replica_name(), reason=model.lost)
         finally:
             # Also when the lease was cancelled before the leader had answered.
@@ -146,6 +149,10 @@ class EngineReplica:
         """Have another draft model take over, in the background: Serve waits for this call."""
         wanted = await asyncio.to_thread(wanted_draft, self._model, user_config)
         self._own_context.run(self._models.want, wanted)
+
+    async def record_replica_metadata(self) -> dict[str, float]:
+        """Called by Serve when the replica is ready, for the lease router."""
+        return {READY_S: time.time()} if self._model.spare else {}
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row.
@@ -177,11 +184,9 @@ class EngineReplica:
             "num_leases": self._num_leases(),
             "num_used_blocks": stats.num_used_blocks,
             "num_waiting_tokens": stats.load.num_waiting_tokens,
+            "pid": os.getpid(),
             "rank_pid": self._models.serving.ranks.pids[0],
         }
-        if self._spare is not None:
-            spare = self._spare.model
-            counters["spare_pid"] = 0 if spare is None else spare.ranks.pids[0]
         return counters
 
     async def rank_pids(self) -> list[int]:
@@ -191,10 +196,7 @@ class EngineReplica:
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; the ranks go with it."""
         self._is_stopping = True
-        models = self._all_models()
-        if self._spare is not None:
-            self._spare.end()  # or it would load another when the processes below end
-        for model in models:
+        for model in self._all_models():
             model.ranks.kill()
 
     def _in_own_context(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
@@ -205,19 +207,12 @@ class EngineReplica:
         """Return all that have processes, at any time of this object's life."""
         models: DraftSwap[LoadedModel] | None = getattr(self, "_models", None)
         loading: LoadedModel | None = getattr(self, "_loading", None)
-        spare = None if self._spare is None else self._spare.model
-        found = (loading, spare, *([] if models is None else models.models))
+        found = (loading, *([] if models is None else models.models))
         return [model for model in found if model is not None]
 
     async def _load_wanted(self, wanted: WantedDraft) -> LoadedModel:
-        return await self._load_beside(wanted.model)
-
-    async def _load_spare(self) -> LoadedModel:
-        return await self._load_beside(self._model)
-
-    async def _load_beside(self, config: ModelConfig) -> LoadedModel:
         try:
-            return await self._load(config, self._models.serving)
+            return await self._load(wanted.model, self._models.serving)
         except RayError as error:
             raise ValueError(first_line(error)) from error
 
@@ -272,28 +267,39 @@ class EngineReplica:
             self._swap_meters.publish(self._models.state)
 
     def _note_loss(self, model: LoadedModel) -> None:
-        """Note the loss of a model.
-
-        If it serves, its spare takes over, or else the replica ends with it. Of another one the
-        swap and the spare are told.
-        """
+        """Note the loss of a model: if it serves, the replica ends with it."""
         if self._is_stopping:
             return
         if model is not self._models.serving:
             logger.error("%s: %s is lost: %s", self._kind, model.path, model.lost)
-            if self._spare is not None:
-                self._spare.note_loss(model)
-            return
-        spare = None if self._spare is None else self._spare.take()
-        if spare is not None:
-            logger.error("%s: the model is lost, its spare takes over: %s", self._kind, model.lost)
-            self._models.take_over(spare)
             return
         logger.error("%s: the model is lost, replica ends: %s", self._kind, model.lost)
+        self._is_stopping = True
         for one in self._all_models():
             one.ranks.kill()
-        logging.shutdown()
-        os._exit(1)
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, _leave)
+
+
+async def _first_has_begun() -> None:
+    """Wait until another replica of this deployment serves, and at the first start a while longer.
+
+    It has the machine for itself so long, and its weights are there to be shared.
+    """
+    began_s = time.monotonic()
+    here = serve.get_replica_context()
+    while time.monotonic() < began_s + LOAD_TIMEOUT_S:
+        status = await asyncio.to_thread(serve.status)
+        deployment = status.applications[here.app_name].deployments[here.deployment]
+        if any(str(state) == "RUNNING" for state in deployment.replica_states):
+            break
+        await asyncio.sleep(_LOOK_PERIOD_S)
+    if time.monotonic() > began_s + _LOOK_PERIOD_S:
+        await asyncio.sleep(_AFTER_START_S)
+
+
+def _leave() -> None:
+    logging.shutdown()
+    os._exit(1)
 
 
 def _vocabulary_in(checkpoint: Path) -> str:

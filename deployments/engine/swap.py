@@ -144,12 +144,6 @@ class DraftSwap(Generic[Model]):
         await asyncio.gather(*tasks, return_exceptions=True)
         self.end()
 
-    def take_over(self, spare: Model) -> None:
-        """Have another model serve in place of one that is lost."""
-        lost, self.serving = self.serving, spare
-        self._on_promoted()
-        lost.end()
-
     def end(self) -> None:
         """Free all models, at once."""
         for model in self.models:

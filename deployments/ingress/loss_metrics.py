@@ -12,7 +12,7 @@ METRICS: tuple[Metric[Losses], ...] = (
     counter(
         "outrider:lost_leases",
         "Leases that sessions lost, by part (target, draft, constraint) and reason (gone: the "
-        "process; silent: its link; no_answer; fault: nonsense; ended: idle; replaced: by a spare)",
+        "process; silent: its link; no_answer; fault: nonsense; ended: idle)",
         lambda losses: {
             (part, reason): number
             for part, one in losses.by_part().items()

@@ -77,7 +77,6 @@ class ServeLease(Generic[Request, Reply]):
         reason: LossReason = "gone"
         try:
             message = f"the replica lost its model: {(await anext(self._stream)).reason}"
-            reason = "replaced"  # or its process would be gone
         except StopAsyncIteration:
             message, reason = "the replica ended the lease", "ended"
         except CALL_ERRORS as error:

@@ -8,6 +8,7 @@ forgets its queue length, so it is no choice until it answers a probe. Serve cho
 same request, which keeps its place in the queue. A replica that this process avoids (`avoided`) is
 chosen only where no other has room. A request with a `prefix_key` first tries the replica that
 texts of that beginning go to (`nearest`). It does so while that one is not fuller than others.
+Where one of the replicas is a spare, all requests first try the oldest.
 
 Ray calls this in the process that holds the handle, in one event loop. The interface is
 Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.
@@ -16,13 +17,13 @@ Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from ray.exceptions import ActorUnavailableError
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from deployments.serve.nearest import has_room, nearest
+from deployments.serve.nearest import READY_S, has_room, nearest
 from deployments.serve.private import power_of_two_choices
 from deployments.serve.timed_names import avoided, full
 from models.protocol.leases import LeaseRequest
@@ -33,7 +34,13 @@ ANSWER_LIMIT_S = 3.0
 
 
 class LeaseReplica(RunningReplica):
-    """A replica as the request router sees it: it accepts or refuses in time, or is unavailable."""
+    """A replica as the request router sees it: it accepts or refuses in time, or is unavailable.
+
+    Attributes:
+        known_length: its queue length by its last answer; None: it is not known to answer.
+    """
+
+    known_length: int | None = None
 
     def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> Any:
         """See `RunningReplica.try_send_request`; the result's `get_rejection_response` raises
@@ -53,15 +60,30 @@ class LeaseReplica(RunningReplica):
         return result
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
-        """See `RunningReplica.get_queue_len`; while requests wait, Serve asks all full replicas."""
+        """See `RunningReplica.get_queue_len`; while requests wait, Serve asks all full replicas.
+
+        One that has a spare need not be asked: it comes first however full it is. Where it is busy,
+        its answer would come late, and a lease would go to the spare.
+        """
+        known = self.known_length
+        is_known = known is not None and known < self.max_ongoing_requests
+        if is_known and self.ready_s is not None:
+            return known or 0
         length = await super().get_queue_len(deadline_s=deadline_s)
-        _note_length(self, length)
+        self.note_length(length)
         return length
 
+    @property
+    def ready_s(self) -> float | None:
+        """When it became ready, if it is one of two of which the later is a spare."""
+        ready_s: float | None = self.replica_metadata.get(READY_S)
+        return ready_s
 
-def _note_length(replica: RunningReplica, length: int) -> None:
-    if length >= replica.max_ongoing_requests:
-        full().add(replica.replica_id.deployment_id.name)
+    def note_length(self, length: int) -> None:
+        """Note the number of requests that it has taken, by its own word."""
+        self.known_length = length
+        if length >= self.max_ongoing_requests:
+            full().add(self.replica_id.deployment_id.name)
 
 
 _PowerOfTwoChoices: Any = power_of_two_choices()
@@ -81,8 +103,7 @@ class LeaseRouter(_PowerOfTwoChoices):
     ) -> list[list[RunningReplica]]:
         """See `RequestRouter.choose_replicas`; the nearest is asked before any other."""
         others = await super().choose_replicas(candidate_replicas, pending_request)
-        key = _prefix_key(pending_request)
-        preferred = self._preferred(key) if key else None
+        preferred = self._preferred(_prefix_key(pending_request))
         names = avoided().names()
         # Who has room and answers is better than nobody, once all others are full.
         last = [one for name, one in self.curr_replicas.items() if name.unique_id in names]
@@ -93,21 +114,36 @@ class LeaseRouter(_PowerOfTwoChoices):
         """See `RequestRouter.on_new_queue_len_info`; a replica that rejects a request says so."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         replica = self.curr_replicas.get(replica_id)
-        if replica is not None:
-            _note_length(replica, num_ongoing_requests)
+        if isinstance(replica, LeaseReplica):
+            replica.note_length(num_ongoing_requests)
+
+    def on_replica_actor_unavailable(self, replica_id: Any) -> None:
+        """See `RequestRouter.on_replica_actor_unavailable`."""
+        super().on_replica_actor_unavailable(replica_id)
+        replica = self.curr_replicas.get(replica_id)
+        if isinstance(replica, LeaseReplica):
+            replica.known_length = None
 
     def _preferred(self, prefix_key: str) -> RunningReplica | None:
-        """Return the replica that a key prefers, unless it is too full for that."""
+        """Return the replica to ask before any other, if there is one."""
         ids = {replica_id.unique_id: replica_id for replica_id in self.curr_replicas}
-        avoided_now = avoided().names()
-        name = nearest(prefix_key, (one for one in ids if one not in avoided_now))
+        present = [one for one in ids if one not in avoided().names()]
+        replicas = [self.curr_replicas[ids[one]] for one in present]
+        filled = [one for one in replicas if one.ready_s is not None]
+        if filled:
+            return cast("RunningReplica", min(filled, key=lambda one: one.ready_s))
+        name = nearest(prefix_key, present) if prefix_key else ""
+        if not name or not self._has_room(name, ids):
+            return None
+        return cast("RunningReplica", self.curr_replicas[ids[name]])
+
+    def _has_room(self, name: str, ids: Mapping[str, Any]) -> bool:
+        """Return whether a replica is not much fuller than others."""
         # Serve knows a load for some seconds after it was told. An unknown one counts as empty, and
         # leases that are chosen in one instant do not count for each other yet.
         loads = {one: self.replica_queue_len_cache.get(ids[one]) or 0 for one in ids}
         load = loads.pop(name, 0)
-        if not loads or not has_room(load, min(loads.values())):
-            return None
-        return cast("RunningReplica | None", self.curr_replicas.get(ids.get(name)))
+        return bool(loads) and has_room(load, min(loads.values()))
 
     def _get_pending_request_matching_metadata(self, request_metadata: Any = None) -> Any:
         """See `FIFOMixin`: a choice for the sake of a key is for its request, not the oldest."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 # tight, and the first few sessions, whose passes cost the same together, do not count.
 MAX_EXCESS = 0.25
 FEW_SESSIONS = 4
+READY_S = "ready_s"  # in the metadata of a replica of two, of which the later is a spare
 
 
 def nearest(prefix_key: str, replicas: Iterable[str]) -> str:

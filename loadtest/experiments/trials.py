@@ -61,8 +61,8 @@ def _as_asked(config: Config, terms: Terms) -> None:
     for deployment in config["applications"][0]["deployments"]:
         if terms.replicas and deployment["name"] != "Draft":
             deployment["num_replicas"] = terms.replicas
-    if terms.spare >= 0:
-        config["applications"][0]["args"]["target"]["spare"] = bool(terms.spare)
+    if terms.spare >= 0 or terms.replicas:  # which all serve
+        config["applications"][0]["args"]["target"]["spare"] = terms.spare > 0
 
 
 # SIGKILL and SIGSTOP to every kind of process. Clients of a proxy or router that dies go on
@@ -75,7 +75,7 @@ FAULTS = Trial(
         "signals": tuple(SIGNALS),
         "streams": 8,  # free ones, and as many constrained
         "replicas": 0,  # of all but drafts; 0: as the config has
-        "spare": -1,  # 1: the target has one; 0: it has none; -1: as the config has
+        "spare": -1,  # 1: the target has one; 0: none; -1: as the config has, without `replicas`
         "gap_s": 1.0,  # longest in a stream, but for a lost target
         "target_gap_s": 3.0,
         "seed": 0,
@@ -117,8 +117,8 @@ _DRAIN_S = 120  # longest wait of a replica that leaves; longer than any answer 
 
 
 def same_cache(config: Config, terms: Terms) -> None:
-    """Give the target the KV cache that it has with and without scaling."""
-    config["applications"][0]["args"]["target"]["kv_cache_tokens"] = 4096
+    """Give the target the KV cache that it has with and without scaling, and no spare."""
+    config["applications"][0]["args"]["target"].update(kv_cache_tokens=4096, spare=False)
 
 
 def scaling_config(config: Config, terms: Terms) -> None:

@@ -49,7 +49,7 @@ _ACTOR_KINDS = {
 _CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.constraint.canary"})
 _HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
-_SPARE_LIMIT_S = 300.0
+_WHOLE_LIMIT_S = 300.0
 _POLL_S = 0.2
 
 
@@ -75,6 +75,7 @@ class Part:
     kind: str
     pid: int
     node_id: str
+    owner_pid: int = 0  # of a rank its coordinator's
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -148,7 +149,7 @@ class FaultService:
             namespace="faults",
         )
         try:
-            self._note_whole()
+            self._note_whole(_WHOLE_LIMIT_S)
         except BaseException:
             self._leave()  # or this process ends with that Ray
             raise
@@ -176,26 +177,19 @@ class FaultService:
         return found
 
     def victims(self, kind: str) -> list[psutil.Process]:
-        """Return the processes of a kind that may be struck: of a target's ranks, not a spare's."""
-        of_targets = self._of_targets() if kind == "target-rank" else []
-        spares = [stats.get("spare_pid") for stats in of_targets]
-        return [process for process in self.parts()[kind] if process.pid not in spares]
+        """Return the processes of a kind that may be struck: of targets those that serve.
 
-    def _of_targets(self) -> list[dict[str, float]]:
-        """Return the counters of each target; one that is to have a spare tells of it."""
-        found = self._handles[TARGET].broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S)
-        return list(found)
-
-    def _missing_spare(self) -> str:
-        """Return that a target's spare is not ready, for people; "" if none is missing."""
-        if TARGET not in self._handles:
-            return ""
-        try:
-            found = self._of_targets()
-        except (RayError, RayServeException, TimeoutError) as error:
-            return f"no counters to be had: {error}"
-        is_whole = bool(found) and all(one.get("spare_pid") != 0 for one in found)
-        return "" if is_whole else "a spare of the target is not ready"
+        Where one of the targets is a spare, its loss would be noticed by nobody.
+        """
+        if not kind.startswith("target-"):
+            return self.parts()[kind]
+        of_targets = self._handles[TARGET].broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S)
+        serving = [stats["pid"] for stats in of_targets if stats["num_leases"]]
+        found: list[psutil.Process] = []
+        for part in actors():
+            if part.kind == kind and (not serving or {part.pid, part.owner_pid} & {*serving}):
+                _append(found, part.pid)
+        return found
 
     def missing(self) -> str:
         """Return the difference from the start, for people; "" if the service is whole.
@@ -209,7 +203,7 @@ class FaultService:
             for process in parts[kind]:
                 if is_stopped(process):
                     return f"{kind} {process.pid} is stopped"
-        return unhealthy() or self._missing_spare()
+        return unhealthy()
 
     def wait_deployed(self, limit_s: float) -> None:
         """Wait until the last config is in force; what runs then counts as whole.
@@ -217,19 +211,18 @@ class FaultService:
         Raises:
             TimeoutError: it has not after `limit_s`.
         """
-        _wait(unhealthy, limit_s)
-        self._note_whole()
+        self._note_whole(limit_s)
 
-    def _note_whole(self) -> None:
-        """Take what runs now for whole, once the spares are there that targets are to have.
+    def _note_whole(self, limit_s: float) -> None:
+        """Take what runs for whole once all replicas are there, a spare included.
 
         Applications that are new get handles.
         """
+        _wait(unhealthy, limit_s)
         for application, status in serve.status().applications.items():
             for name in status.deployments:
                 if name not in (*_WITHOUT_BOOKS, *self._handles):
                     self._handles[name] = serve.get_deployment_handle(name, application)
-        _wait(self._missing_spare, _SPARE_LIMIT_S)
         self._expected = {kind: len(found) for kind, found in self.parts().items()}
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
@@ -304,6 +297,7 @@ def actors() -> list[Part]:
 
     table = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
     kinds = {}
+    pids = {_address(actor["Address"]): int(actor["Pid"]) for actor in table}
     for actor in table:
         kind = _ACTOR_KINDS.get(re.sub(":.*:", ":", actor["ActorClassName"]))  # any application
         if kind is not None:
@@ -315,7 +309,8 @@ def actors() -> list[Part]:
         if not kind and part == "coordinator":
             kind = f"{engine}-rank"
         if kind:
-            found.append(Part(kind, actor["Pid"], actor["Address"]["NodeID"]))
+            owner_pid = pids.get(_address(actor["OwnerAddress"]), 0)
+            found.append(Part(kind, actor["Pid"], actor["Address"]["NodeID"], owner_pid))
     return found
 
 

@@ -1,23 +1,29 @@
-"""Weights that a rank and its spare read in one place of memory, on a CPU.
+"""Weights that processes of one machine read in one place of memory, on a CPU.
 
-The first process puts each weight that it lays out into memory without a name (memfd). A spare lays
-out the same weights in the same order. It finds each of them there and lets its own go. The system
-frees the memory with the last process that maps it. So no death leaves anything behind.
+The first process that loads a model puts each weight that it lays out into memory without a file
+(memfd). Another that loads the same model lays out the same weights in the same order. It finds
+each of them there and lets its own go. It finds the memory by its label, among those that processes
+of its user have open. The system frees the memory with the last of them. So no death leaves
+anything behind.
 
-All bytes are compared. A spare of a checkpoint that has changed is refused: it could not go on with
-the texts.
+Memory is found once it is whole: its size is sealed then. All bytes are compared. From the first
+weight that is another one, of a checkpoint that has changed, a process has its own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from models.cpu.weight_memory import WeightMemory, in_large_pages
 
+CAN_SHARE = hasattr(os, "memfd_create")  # Linux
 _CHUNK_BYTES = 1 << 30  # mapped at once; pages that nothing was written to take no memory
 
 
@@ -25,49 +31,82 @@ class SharedWeights(WeightMemory):
     """The place, as one process sees it.
 
     Args:
-        source: `path` in a process that has laid out the same model; "": this one is the first.
+        name: of the model and the way it is laid out; processes that name the same share it.
 
-    Raises:
-        OSError: there is no such process, or it is another user's.
+    Attributes:
+        is_first: it found no other process that has them.
     """
 
-    def __init__(self, source: str = "") -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self._is_first = not source
-        self._file = os.open(source, os.O_RDWR) if source else os.memfd_create("outrider-weights")
+        label = f"outrider-weights-{name}"
+        found = _whole_memory(label)
+        self.is_first = found is None
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        self._file = os.memfd_create(label, flags) if found is None else found
         self._chunks_end = 0  # bytes of all chunks
+        self._own: WeightMemory | None = None  # of a process whose weights are others
 
-    @property
-    def path(self) -> str:
-        """The path under which other processes of this user on this node can open it."""
-        return f"/proc/{os.getpid()}/fd/{self._file}"
+    def keep(self, weight: Tensor) -> Tensor:
+        """See `WeightMemory.keep`."""
+        if self._own is None:
+            try:
+                return super().keep(weight)
+            except _OtherWeights:
+                self._own = WeightMemory()
+                self._chunk = None  # the last weight that holds it frees it
+                os.close(self._file)
+        self.num_bytes += weight.nbytes
+        return self._own.keep(weight)
+
+    def finish(self) -> None:
+        """Let other processes find the weights: they are whole."""
+        if self.is_first:
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
     def _fill(self, place: Tensor, weight: Tensor) -> None:
-        """See `WeightMemory`.
-
-        Raises:
-            ValueError: the first process has another weight there.
-        """
-        if self._is_first:
+        if self.is_first:
             place.copy_(weight)
         elif not torch.equal(place.view(torch.uint8), weight.contiguous().view(torch.uint8)):
-            raise ValueError(
-                f"a weight of shape {tuple(weight.shape)} is not the serving model's: the "
-                "checkpoint has changed since that was loaded"
-            )
+            raise _OtherWeights
 
     def _next_chunk(self, num_bytes: int) -> tuple[mmap.mmap, int]:
-        """See `WeightMemory`.
-
-        Raises:
-            ValueError: the first process has no more.
-        """
         length = max(_CHUNK_BYTES, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         begin, self._chunks_end = self._chunks_end, self._chunks_end + length
-        if self._is_first:
+        if self.is_first:
             os.ftruncate(self._file, self._chunks_end)
         elif os.fstat(self._file).st_size < self._chunks_end:
-            raise ValueError("the model has more weights than the serving one")
+            raise _OtherWeights
         chunk = mmap.mmap(self._file, length, offset=begin)
         in_large_pages(chunk)  # granted where Linux's `shmem_enabled` is `advise`
         return chunk, 0
+
+
+class _OtherWeights(Exception):
+    """The first process has another weight there, or none."""
+
+
+def _whole_memory(label: str) -> int | None:
+    """Open the memory of this label that a process of this user has, if it is whole."""
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):  # another user's, or gone by now
+            for link in folder.iterdir():
+                file = _opened(link, label)
+                if file is not None and _is_whole(file):
+                    return file
+                if file is not None:
+                    os.close(file)
+    return None
+
+
+def _opened(link: Path, label: str) -> int | None:
+    with suppress(OSError):
+        if os.readlink(link).startswith(f"/memfd:{label} "):
+            return os.open(link, os.O_RDWR)
+    return None
+
+
+def _is_whole(file: int) -> bool:
+    """Return whether it is this user's, and sealed; root could open another's too."""
+    is_sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
+    return bool(is_sealed) and os.fstat(file).st_uid == os.getuid()

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-# The process is gone; it ended the lease itself; its model is lost and a spare serves instead; its
-# link is silent; it did not answer in time; it answered what makes no sense.
-LossReason = Literal["gone", "ended", "replaced", "silent", "no_answer", "fault"]
+# The process is gone, or its model; it ended the lease itself; its link is silent; it did not
+# answer in time; it answered what makes no sense.
+LossReason = Literal["gone", "ended", "silent", "no_answer", "fault"]
 
 
 class ServingError(Exception):

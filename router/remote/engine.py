@@ -168,7 +168,6 @@ class EngineClient:
         while True:
             reply = await self._receive(lease, message, next_part)
             if isinstance(reply, NeedOpen | NeedPrefix):
-                _check_epoch(lease, reply)
                 num_corrections += 1
                 if num_corrections > _MAX_CORRECTIONS:
                     # Who asks for a session that was sent each time has ended its lease.
@@ -213,16 +212,18 @@ class EngineClient:
     async def _receive(self, lease: EngineLease, message: EngineQuestion, next_part: int) -> _News:
         """Wait for the next news about `message`."""
         try:
-            return await await_answer(
+            reply: _News = await await_answer(
                 lease.channel,
                 message,
                 partial(_news, message.seq, next_part),
                 self._patience if self._has_answered else self._first_patience,
                 progress=partial(_progress, message.seq),
             )
+            _check_life(lease, reply)
         except LinkLost as error:
             self.losses.note(self.replica_name, error)
             raise
+        return reply
 
     def _build(
         self, lease: EngineLease, committed: TokenSequence, build: BuildMessage
@@ -278,11 +279,11 @@ def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
     return None if is_old else reply
 
 
-def _check_epoch(lease: EngineLease, reply: NeedOpen | NeedPrefix) -> None:
-    """Raise `LinkLost` if an engine of another life answers: the leased one has ended."""
+def _check_life(lease: EngineLease, reply: _News) -> None:
+    """Raise `LinkLost` if the engine has started anew: the leased one is gone."""
     epoch = lease.grant.endpoint.epoch
     if isinstance(reply, NeedOpen) and reply.epoch != epoch:
-        raise LinkLost(f"engine of epoch {reply.epoch} answers for epoch {epoch}", "replaced")
+        raise LinkLost(f"engine of epoch {reply.epoch} answers for epoch {epoch}", "gone")
 
 
 def _progress(seq: int, reply: EngineReply) -> int | None:

@@ -51,7 +51,7 @@ class PartLosses:
         self.num_lost[error.reason] += 1
         if error.reason != "ended":
             self._note_away()
-            self._on_lost("" if error.reason == "replaced" else replica)
+            self._on_lost(replica)
 
     def note_answer(self) -> None:
         """Note that a session has an answer: the part is there."""

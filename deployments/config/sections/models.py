@@ -22,7 +22,6 @@ from router.drafters.registry import DRAFTERS
 
 DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 TARGET = "target"
-_SHARE_WITH_SPARE = 0.5  # of a GPU's memory, for each of two
 
 
 class LeaseConfig(Section):
@@ -48,25 +47,15 @@ class ModelConfig(LeaseConfig, EngineConfig):
     )
     spare: bool = Field(
         default=False,
-        description="of a target: a second process (or ranks) loads the model beside the first, "
-        "serves nobody, and takes over when that is lost; on a CPU both read one copy of the "
-        "weights, GPUs need room for weights and KV twice",
+        description="of a target: there are two replicas, of which one has all leases that it has "
+        "room for, and the other those of a lost one; on one machine's CPUs both read one copy of "
+        "the weights",
     )
     step_timeout_s: PositiveFloat = Field(
         default=120.0,
         description="one pass may take so long, then the replica is replaced; a quarter, and at "
         "least stall_timeout_s, where it is 5 times what passes of its size took",
     )
-
-    @model_validator(mode="after")
-    def _check_spare(self) -> Self:
-        share = self.gpu_memory_utilization
-        if self.spare and share is not None and share > _SHARE_WITH_SPARE:
-            raise ValueError(
-                f"gpu_memory_utilization must be at most {_SHARE_WITH_SPARE} with a spare, which "
-                f"takes as much again, got {share}"
-            )
-        return self
 
 
 class LinkConfig(Section):

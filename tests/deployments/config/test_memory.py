@@ -30,7 +30,7 @@ def faults(
     *sizes: int,
     nodes: list[float] | None = None,
     gpus: list[int] | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
 ) -> str:
     """What is wrong with a target, and perhaps a draft on the same device, of these sizes."""
     path = {"model_path": "x"}
@@ -51,7 +51,7 @@ def faults(
 
 
 CUDA = {"device": "cuda"}
-SPARED = {"device": "cuda", "spare": True}
+SPARED = {"device": "cuda", "spare": True}  # two replicas
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,15 @@ SPARED = {"device": "cuda", "spare": True}
         (faults(CUDA, 100), ""),  # nobody can see the GPUs
         (faults(CUDA, 20, gpus=[24 * GB]), ""),
         (faults(CUDA, 30, gpus=[24 * GB]), "target: a rank takes 30 GB of weights and KV, the lar"),
-        (faults(SPARED, 14, gpus=[24 * GB]), "target: a rank and its spare take 28 GB of weights "),
-        (faults(SPARED, 11, gpus=[24 * GB]), ""),
+        (faults(SPARED, 14, gpus=[24 * GB]), "all models take 28 GB of GPU memory, there are 24"),
+        (faults(SPARED, 14, gpus=[24 * GB, 24 * GB]), ""),
         (faults({"spare": True}, 7), ""),  # which shares the weights
+        (
+            faults({"spare": True}, 7, nodes=[8, 4]),
+            "all models take 14 GB of memory, 12 GB are fre",
+        ),
+        (faults({"spare": True, "engine": "vllm"}, 7), "all models take 14 GB of memory, 8 GB are"),
+        (faults({"spare": True}, 9), "target: 9 GB of weights and KV do not fit in a node's memo"),
         (faults(CUDA, 20, 5, gpus=[24 * GB]), "all models take 25 GB of GPU memory, there are 24"),
         (faults(CUDA, 20, 5, gpus=[24 * GB, 24 * GB]), ""),
     ],
@@ -76,6 +82,17 @@ SPARED = {"device": "cuda", "spare": True}
 def test_what_does_not_fit_is_named(found: str, complaint: str) -> None:
     assert found.startswith(complaint)
     assert bool(found) == bool(complaint)
+
+
+def test_a_share_of_a_gpu_is_the_most_that_a_spares_replica_takes() -> None:
+    target = {"model_path": "x", "device": "cuda", "spare": True, "gpu_memory_utilization": 0.9}
+    config = AppConfig.model_validate({"target": target})
+    assert placements_of(config, [])[1].min_replicas == 2
+    options = {"name": "Target", "placement_group_bundles": [{"GPU": 0.5}]}
+    with pytest.raises(
+        ValueError, match=r"gpu_memory_utilization is 0\.9, at most 0\.5 of a GPU is"
+    ):
+        placements_of(config, [options])
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from deployments.config.sections.models import ModelConfig
 from deployments.engine.loop import LoopStats
+from deployments.engine.rank import weights_name
 from deployments.engine.rank_group import rank_environment, stall_complaint
 from models.layers.linear import can_pack
 
@@ -112,3 +114,15 @@ def _growth_mib(environment: dict[str, str]) -> float:
         timeout=100,
     )
     return float(result.stdout)
+
+
+def test_weights_of_one_config_and_checkpoint_have_one_name(tmp_path: Path) -> None:
+    def name(rank: int = 0, **keys: Any) -> str:
+        return weights_name(ModelConfig(model_path=str(tmp_path), **keys), rank)
+
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    first = name()
+    assert name() == first
+    assert len({first, name(rank=1), name(dtype="float32")}) == 3
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    assert name() != first, "the checkpoint has changed"

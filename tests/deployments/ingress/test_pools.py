@@ -43,7 +43,7 @@ class Stream:
         if first is not None:
             self._items.put_nowait(first)
 
-    def end(self, error: Exception) -> None:
+    def end(self, error: Exception | LeaseRefused) -> None:
         self._items.put_nowait(error)
 
     def cancel(self) -> None:
@@ -224,11 +224,15 @@ async def test_replicas_that_are_full_are_there(
         (RayError("killed"), "gone"),
         (StopAsyncIteration(), "ended"),
         (RuntimeError("unheard of"), "gone"),
+        (LeaseRefused(replica="r", reason="rank 0 died"), "gone"),
     ],
-    ids=["dead", "ended", "unexpected"],
+    ids=["dead", "ended", "unexpected", "its model is lost"],
 )
 async def test_end_of_the_stream_loses_the_channel_at_once(
-    links: LinkClient, server: LinkServer[EngineRequest], error: Exception, reason: str
+    links: LinkClient,
+    server: LinkServer[EngineRequest],
+    error: Exception | LeaseRefused,
+    reason: str,
 ) -> None:
     engines, handle = pool(links, [LeaseGrant(endpoint=server.endpoint)])
     lost = await engines.lease("a", timeout_s=WAIT_S)

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.config import RequestRouterConfig
-from ray.serve.request_router import PendingRequest
+from ray.serve.request_router import PendingRequest, RunningReplica
 
 from deployments.serve import timed_names
-from deployments.serve.lease_router import LeaseRouter
-from deployments.serve.nearest import FEW_SESSIONS, has_room, nearest
+from deployments.serve.lease_router import LeaseReplica, LeaseRouter
+from deployments.serve.nearest import FEW_SESSIONS, READY_S, has_room, nearest
 from deployments.serve.timed_names import AVOID_S, FULL_S, TimedNames
 from models.protocol.leases import LeaseRequest
 
 PLACE = DeploymentID("Target", "app")
 
 
-class Replica:
+class Replica(LeaseReplica):
     """A replica as far as the router must know it to choose it."""
 
     node_id, availability_zone = "node", None
     max_ongoing_requests = 100
-    multiplexed_model_ids: frozenset[str] = frozenset()
+    multiplexed_model_ids: ClassVar[set[str]] = set()
 
-    def __init__(self, name: str) -> None:
-        self.replica_id = ReplicaID(name, PLACE)
+    def __init__(self, name: str, ready_s: float | None = None) -> None:
+        self._name = name
+        self._metadata = {} if ready_s is None else {READY_S: ready_s}
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        return ReplicaID(self._name, PLACE)
+
+    @property
+    def replica_metadata(self) -> dict[str, Any]:
+        return self._metadata
 
 
 def asked(key: str = "") -> PendingRequest:
@@ -48,7 +57,7 @@ async def chosen(router: Any, num_choices: int = 40) -> set[str]:
     return names
 
 
-def lease_router(*names: str, is_local_first: bool = False) -> Any:
+def lease_router(*names: str, is_local_first: bool = False, **ready_s: float) -> Any:
     router: Any = LeaseRouter(
         deployment_id=PLACE,
         handle_source=DeploymentHandleSource.REPLICA,
@@ -56,7 +65,7 @@ def lease_router(*names: str, is_local_first: bool = False) -> Any:
         prefer_local_node_routing=is_local_first,
         use_replica_queue_len_cache=True,
     )
-    router.update_replicas([Replica(name) for name in names])
+    router.update_replicas([Replica(name, ready_s.get(name)) for name in (*names, *ready_s)])
     return router
 
 
@@ -171,3 +180,45 @@ async def test_a_request_without_a_key_or_of_another_kind_is_balanced() -> None:
     other_kind = PendingRequest(["body"], {}, metadata=cast("Any", Metadata()))
     [two] = await router.choose_replicas([], other_kind)
     assert len(two) == 2
+
+
+async def test_beside_a_spare_all_requests_try_the_oldest_first_however_full_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = TimedNames(AVOID_S)
+    monkeypatch.setattr(timed_names, "_avoided", here)
+    router = lease_router(a=7.0, b=5.0)
+    load(router, b=99)
+    assert {await first_choice(router, f"{n}") for n in range(20)} == {"b"}, "whatever the prompt"
+    assert await first_choice(lease_router(b=5.0, a=7.0), "") == "b", "whoever routes it"
+    _, *others = await router.choose_replicas([], asked())
+    assert "a" in set().union(*map(names_of, others)), "it has what the other has no room for"
+    here.add("b")
+    assert await first_choice(router, "") == "a"
+    router.update_replicas([Replica("a", 7.0), Replica("c", 9.0)])
+    assert await first_choice(router, "") == "a", "who took over keeps its sessions' successors"
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+async def test_a_replica_with_a_spare_is_not_probed_while_it_answers_and_has_room(
+    monkeypatch: pytest.MonkeyPatch, has_spare: bool
+) -> None:
+    probed = []
+
+    async def answer(self: Replica, *, deadline_s: float) -> int:
+        probed.append(self)
+        return 7
+
+    monkeypatch.setattr(RunningReplica, "get_queue_len", answer)
+    router = lease_router(a=5.0) if has_spare else lease_router("a")
+    [replica] = router.curr_replicas.values()
+    saved = int(has_spare)
+    assert await replica.get_queue_len(deadline_s=1.0) == 7
+    assert await replica.get_queue_len(deadline_s=1.0) == 7
+    assert len(probed) == 2 - saved
+    load(router, a=100)
+    assert await replica.get_queue_len(deadline_s=1.0) == 7, "a full one is asked again"
+    assert len(probed) == 3 - saved
+    router.on_replica_actor_unavailable(replica.replica_id)
+    await replica.get_queue_len(deadline_s=1.0)
+    assert len(probed) == 4 - saved, "one that was silent is asked again"

@@ -1,6 +1,6 @@
 """Real Serve with models shared by rank processes: same text, and the loss of any of them.
 
-One model has a spare instead, which takes over.
+One model has a spare, which takes over.
 
 Leases are opened and dropped in crowds here as well, because that is what once killed replicas.
 """
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -369,49 +370,50 @@ async def test_losing_any_rank_replaces_the_replica(
 def spared(cluster: None, model_path: str) -> Iterator[None]:
     """A target with a spare, beside the other one."""
     sizes: dict[str, Any] = {"tensor_parallel_size": 1, "lease_idle_timeout_s": WAIT_S}
-    config = model(model_path, spare=True, **sizes)
+    config = model(model_path, spare=True, max_num_seqs=4, **sizes)
     with applications({"spared": bind_engine("Spared", "target", config, LINK)}):
         yield
 
 
-async def test_a_spare_takes_over_in_the_replica_of_a_killed_target(
-    links: LinkClient, spared: None, expected: list[int]
+@pytest.mark.parametrize(
+    ("lost", "how"),
+    [("pid", signal.SIGKILL), ("rank_pid", signal.SIGKILL), ("pid", signal.SIGSTOP)],
+    ids=["coordinator", "rank", "stopped coordinator"],
+)
+async def test_a_spare_takes_over_from_a_lost_target(
+    links: LinkClient, spared: None, expected: list[int], lost: str, how: signal.Signals
 ) -> None:
     target = handle("Spared")
     pool = engine_pool(target, links)
-    replicas = set()
-    for name in ("first", "second"):
-        spare = await ready_spare(target)
-        leases = [await pool.lease(f"{name}{n}", timeout_s=WAIT_S) for n in range(2)]
-        replicas.add(leases[0].grant.replica)
-        assert leases[0].grant.batch_invariant
-        assert await text_of(leases[0], f"{name}0") == expected
-        serving = (await target.stats.remote())["rank_pid"]
-        waiting = [asyncio.create_task(lease.channel.receive()) for lease in leases]
-        os.kill(int(serving), signal.SIGKILL)
-        for task in waiting:
-            with pytest.raises(LinkLost) as lost:
-                await task
-            assert lost.value.reason == "replaced", "it counts, but its replica is not avoided"
-        assert (await target.stats.remote())["rank_pid"] == spare
+    pages = await target.broadcast("metrics_page").results_async(timeout_s=WAIT_S)
+    names = {name for name, _ in pages}
+    leases = [await pool.lease(f"first{n}", timeout_s=WAIT_S) for n in range(4)]
+    [serving] = {lease.grant.replica for lease in leases}
+    assert await text_of(leases[0], "first0") == expected
+    beyond = await pool.lease("beyond", timeout_s=WAIT_S)
+    assert {beyond.grant.replica} == names - {serving}, "the spare has what it has no room for"
+    await beyond.release()
+    both = list(await target.broadcast("stats").results_async(timeout_s=WAIT_S))
+    assert memory_of(both[0]) == memory_of(both[1]) != set(), "they share no weights"
+    [struck] = [int(stats[lost]) for stats in both if stats["num_leases"]]
+    os.kill(struck, how)
+    if how is signal.SIGKILL:
         for lease in leases:
-            await lease.release()
-    # The second time, the spare had been loaded beside a spare. Now one dies, unnoticed.
-    spare, serving = await ready_spare(target), (await target.stats.remote())["rank_pid"]
-    lease = await pool.lease("last", timeout_s=WAIT_S)
-    replicas.add(lease.grant.replica)
-    os.kill(int(spare), signal.SIGKILL)
-    assert await ready_spare(target, but=spare)
-    assert await text_of(lease, "last") == expected
+            with pytest.raises(LinkLost):
+                await lease.channel.receive()
+    for lease in leases:
+        await lease.release()
+    lease = await pool.lease("second", timeout_s=WAIT_S)
+    assert {lease.grant.replica} == names - {serving}, "another was started"
+    assert lease.grant.batch_invariant
+    assert await text_of(lease, "second") == expected
     await lease.release()
-    assert (await target.stats.remote())["rank_pid"] == serving
-    assert len(replicas) == 1, "the replica was replaced"
+    if how is signal.SIGSTOP:
+        os.kill(struck, signal.SIGCONT)
 
 
-async def ready_spare(target: Any, but: float = 0) -> float:
-    """Wait until a target has a spare, another one than `but`; its process."""
-    deadline = time.monotonic() + WAIT_S
-    while (pid := (await target.stats.remote())["spare_pid"]) in (0, but):
-        assert time.monotonic() < deadline, "no spare was loaded"
-        await asyncio.sleep(0.1)
-    return float(pid)
+def memory_of(stats: dict[str, float]) -> set[int]:
+    """The inodes of weights that a replica's rank shares."""
+    folder = Path(f"/proc/{int(stats['rank_pid'])}/fd")
+    shared = [link for link in folder.iterdir() if "memfd:outrider-weights" in os.readlink(link)]
+    return {link.stat().st_ino for link in shared}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
-from pathlib import Path
+import uuid
 
 import pytest
 import torch
@@ -27,88 +29,126 @@ WEIGHTS = [
 FIRST = """
 import sys, torch
 from models.cpu.shared_weights import SharedWeights
-memory = SharedWeights()
+memory = SharedWeights(sys.argv[1])
 memory.keep(torch.arange(10.0))
-print(memory.path, flush=True)
+memory.finish()
+print("whole", flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_spare_reads_the_first_ones_weights() -> None:
-    first = SharedWeights()
-    of_first = [first.keep(weight) for weight in WEIGHTS]
-    spare = SharedWeights(first.path)
-    of_spare = [spare.keep(weight) for weight in WEIGHTS]
-    for weight, one, other in zip(WEIGHTS, of_first, of_spare, strict=True):
-        assert torch.equal(one, weight)
-        assert torch.equal(other, weight)
-        assert one.shape == other.shape == weight.shape
+@pytest.fixture
+def name() -> str:
+    """The name of a model that no other test has."""
+    return uuid.uuid4().hex
+
+
+def whole(name: str, weights: list[Tensor]) -> tuple[SharedWeights, list[Tensor]]:
+    """Memory of a first process that has laid out these weights."""
+    first = SharedWeights(name)
+    assert first.is_first
+    kept = [first.keep(weight) for weight in weights]
+    first.finish()
+    return first, kept
+
+
+def test_another_process_reads_the_first_ones_weights(name: str) -> None:
+    first, of_first = whole(name, WEIGHTS)
+    other = SharedWeights(name)
+    assert not other.is_first
+    of_other = [other.keep(weight) for weight in WEIGHTS]
+    for weight, mine, its in zip(WEIGHTS, of_first, of_other, strict=True):
+        assert torch.equal(mine, weight)
+        assert torch.equal(its, weight)
+        assert mine.shape == its.shape == weight.shape
     of_first[0][1, 2] = 70.0
-    assert of_spare[0][1, 2] == 70.0, "they are not in one place"
-    assert first.num_bytes == spare.num_bytes == sum(weight.nbytes for weight in WEIGHTS)
+    assert of_other[0][1, 2] == 70.0, "they are not in one place"
+    assert first.num_bytes == other.num_bytes == sum(weight.nbytes for weight in WEIGHTS)
+
+
+def test_memory_that_is_not_whole_yet_or_of_another_model_is_not_found(name: str) -> None:
+    first = SharedWeights(name)
+    first.keep(torch.ones(4))
+    assert SharedWeights(name).is_first
+    first.finish()
+    assert SharedWeights(f"{name}0").is_first, "the name only begins alike"
+    assert not SharedWeights(name).is_first
 
 
 def test_weights_larger_than_a_piece_of_memory_have_their_own(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_weights, "_CHUNK_BYTES", 4096)
     weights = [torch.full((n,), float(n)) for n in (10, 1000, 30, 5000, 2)]
-    first = SharedWeights()
-    spare = SharedWeights(first.path)
-    for weight in weights:
-        one, other = first.keep(weight), spare.keep(weight)
-        assert torch.equal(one, weight)
-        one[0] = -1.0
-        assert other[0] == -1.0
-        assert torch.equal(other[1:], weight[1:]), "another weight is in its place"
+    _, kept = whole(name, weights)
+    other = SharedWeights(name)
+    for weight, mine in zip(weights, kept, strict=True):
+        its = other.keep(weight)
+        mine[0] = -1.0
+        assert its[0] == -1.0
+        assert torch.equal(its[1:], weight[1:]), "another weight is in its place"
 
 
-@pytest.mark.parametrize("weights", [[torch.zeros(4)], [torch.ones(4), torch.ones(8)]])
-def test_weights_that_are_not_the_first_ones_are_refused(weights: list[Tensor]) -> None:
-    first = SharedWeights()
-    first.keep(torch.ones(4))
-    spare = SharedWeights(first.path)
-    *same, other = weights
-    for weight in same:
-        spare.keep(weight)
-    with pytest.raises(ValueError, match="the checkpoint has changed"):
-        spare.keep(other)
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_from_the_first_weight_that_has_changed_each_has_its_own(name: str, changed: int) -> None:
+    _, kept = whole(name, [torch.ones(4), torch.ones(4)])
+    weights = [torch.ones(4), torch.ones(4), torch.ones(4)]
+    if changed < 2:
+        weights[changed] = torch.zeros(4)
+    other = SharedWeights(name)
+    its = [other.keep(weight) for weight in weights]
+    assert all(torch.equal(one, weight) for one, weight in zip(its, weights, strict=True))
+    assert other.num_bytes == 48
+    for number, mine in enumerate(kept):
+        mine[0] = 7.0
+        assert bool(its[number][0] == 7.0) == (number < changed)
 
 
-def test_more_weights_than_the_first_one_has_are_refused() -> None:
-    spare = SharedWeights(SharedWeights().path)
-    with pytest.raises(ValueError, match="more weights than the serving one"):
-        spare.keep(torch.ones(4))
-
-
-def test_weights_outlive_the_process_that_loaded_them() -> None:
+def test_weights_outlive_the_process_that_loaded_them(name: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", FIRST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FIRST, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         assert process.stdout is not None
-        path = process.stdout.readline().strip()
-        spare = SharedWeights(path)
-        weight = spare.keep(torch.arange(10.0))
+        assert process.stdout.readline() == "whole\n"
+        other = SharedWeights(name)
+        weight = other.keep(torch.arange(10.0))
         process.kill()
-    assert not Path(path).exists()
+    assert not other.is_first
     assert torch.equal(weight, torch.arange(10.0))
-    again = SharedWeights(spare.path).keep(torch.arange(10.0))
+    again = SharedWeights(name).keep(torch.arange(10.0))
     again[3] = -1.0
-    assert weight[3] == -1.0, "the next spare has a copy"
+    assert weight[3] == -1.0, "the next one has a copy"
 
 
-def test_a_model_whose_weights_are_shared_computes_the_same_bits() -> None:
+def test_a_model_whose_weights_are_shared_computes_the_same_bits(name: str) -> None:
     config = EngineConfig(model_path=str(DEMO / "target"), max_model_len=256, kv_cache_tokens=256)
-    memory = SharedWeights()
+    memory = SharedWeights(name)
     with weights_in(memory):
         first = ModelRunner(config)
-    spare_memory = SharedWeights(memory.path)
-    with weights_in(spare_memory):
-        spare = ModelRunner(config)
+    memory.finish()
+    other_memory = SharedWeights(name)
+    with weights_in(other_memory):
+        other = ModelRunner(config)
     alone = ModelRunner(config)
-    assert spare_memory.num_bytes == memory.num_bytes
+    assert not other_memory.is_first
+    assert other_memory.num_bytes == memory.num_bytes
     assert memory.num_bytes >= 0.9 * first.weight_bytes, "most weights are not in it"
-    logits = [text_logits(runner, range(5, 25)) for runner in (first, spare, alone)]
+    logits = [text_logits(runner, range(5, 25)) for runner in (first, other, alone)]
     assert torch.equal(logits[0], logits[2])
     assert torch.equal(logits[1], logits[2])
+
+
+def test_memory_of_a_changed_checkpoint_goes_with_the_process_that_had_it(name: str) -> None:
+    first, kept = whole(name, [torch.ones(4)])
+    changed = SharedWeights(name)
+    its = changed.keep(torch.zeros(4))
+    os.close(first._file)
+    kept.clear()
+    del first
+    gc.collect()
+    assert torch.equal(its, torch.zeros(4))
+    assert SharedWeights(name).is_first, "who has others keeps it"

@@ -69,16 +69,6 @@ async def test_a_replica_that_is_lost_while_it_scores_is_told(kind: Fault, reaso
     assert len(losses.constraint.new_pauses) == 1
 
 
-def test_a_replica_whose_spare_serves_is_not_avoided_either() -> None:
-    told: list[str] = []
-    losses = Losses()
-    losses.on_lost = lambda replica: told.append(replica)
-    losses.target.note("a", LinkLost("its rank died", "replaced"))
-    losses.target.note("b", LinkLost("its process died", "gone"))
-    assert list(filter(None, told)) == ["b"]
-    assert losses.target.num_lost == {"replaced": 1, "gone": 1}
-
-
 def test_a_replica_that_ends_a_lease_is_not_avoided() -> None:
     losses, told = Losses(), list[str]()
     losses.on_lost = told.append

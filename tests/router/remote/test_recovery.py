@@ -224,8 +224,14 @@ async def test_an_engine_of_another_life_at_the_address_is_a_lost_replica() -> N
             return super().handle(message)
 
     pool = ScriptedPool(StartedAnew)
-    assert await generated(pool, LIMITS) == continuation(PROMPT, NUM_TOKENS)
+    losses = Losses().target
+    session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS, losses=losses), LIMITS)
+    committed = TokenSequence(PROMPT)
+    async for verdict in session.verify(committed, [], 2):
+        committed.extend([verdict.token])
+    assert committed.ids == [*PROMPT, *continuation(PROMPT, 3)]
     assert (num_asked, len(pool.leases)) == (1, 2)
+    assert losses.num_lost == {"gone": 1}
 
     pool = ScriptedPool(StartedAnew)
     with pytest.raises(ReplicasLost, match=r"^target lost once, .*engine of epoch 2 answers for"):
