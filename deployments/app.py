@@ -157,15 +157,17 @@ def bind_engine(
 ) -> Application:
     """Bind a Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
     placement = engine_placement(name, model)
-    return serve.deployment(
+    engine: Any = serve.deployment(
         name=name,
         max_ongoing_requests=model.max_num_seqs,
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
         placement_group_strategy=placement.strategy,
-        num_replicas=placement.min_replicas,
         **_supervision(model.stall_timeout_s),
-    )(EngineReplica).bind(kind, model, link, model_name)
+    )(EngineReplica)
+    if model.spare:  # else not named: that would contradict an autoscaling_config
+        engine = engine.options(num_replicas=placement.min_replicas)
+    return engine.bind(kind, model, link, model_name)
 
 
 def bind_constraint(

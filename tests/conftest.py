@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.serve.heap import freeze_heap
 from loadtest.fuzz.failures.virtual_time import VirtualTimeLoop
 from tests.harness.runs import cores, engines, matrices
 from tests.harness.runs.memory import resident_memory
@@ -65,13 +66,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """One thread where torch is used at all: tests of the router and the API are without.
+    """Let the collector pass over all that is imported; one thread where torch is used at all.
 
-    Passes of a tiny model are too short for several threads, and on a busy machine threads that
-    wait for each other at every layer make them a hundred times slower.
+    Tests of the router and the API are without torch. Passes of a tiny model are too short for
+    several threads. On a busy machine threads that wait for each other at every layer make them a
+    hundred times slower.
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+    freeze_heap()
 
 
 def pytest_sessionfinish() -> None:

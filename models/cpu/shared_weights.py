@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,25 +89,18 @@ class _OtherWeights(Exception):
 
 def _whole_memory(label: str) -> int | None:
     """Open the memory of this label that a process of this user has, if it is whole."""
+    for link in _open_files():
+        with suppress(OSError):  # it is gone by now
+            if os.readlink(link).startswith(f"/memfd:{label} "):
+                file = os.open(link, os.O_RDWR)
+                is_whole = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
+                if is_whole and os.fstat(file).st_uid == os.getuid():  # root sees others' too
+                    return file
+                os.close(file)
+    return None
+
+
+def _open_files() -> Iterator[Path]:
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):  # another user's, or gone by now
-            for link in folder.iterdir():
-                file = _opened(link, label)
-                if file is not None and _is_whole(file):
-                    return file
-                if file is not None:
-                    os.close(file)
-    return None
-
-
-def _opened(link: Path, label: str) -> int | None:
-    with suppress(OSError):
-        if os.readlink(link).startswith(f"/memfd:{label} "):
-            return os.open(link, os.O_RDWR)
-    return None
-
-
-def _is_whole(file: int) -> bool:
-    """Return whether it is this user's, and sealed; root could open another's too."""
-    is_sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
-    return bool(is_sealed) and os.fstat(file).st_uid == os.getuid()
+            yield from folder.iterdir()

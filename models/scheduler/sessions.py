@@ -19,13 +19,7 @@ from torch import Tensor
 
 from models.grammar.masks import MaskWait
 from models.kv.block_pool import BlockTable
-from models.protocol.messages import (
-    EngineQuestion,
-    EngineReply,
-    NeedOpen,
-    NeedPrefix,
-    Open,
-)
+from models.protocol.messages import EngineQuestion, EngineReply, NeedOpen, NeedPrefix, Open
 from models.protocol.parts import Inspection, Timing, TokenLogprobs
 from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import DraftRow

@@ -219,7 +219,8 @@ class EngineClient:
                 self._patience if self._has_answered else self._first_patience,
                 progress=partial(_progress, message.seq),
             )
-            _check_life(lease, reply)
+            if isinstance(reply, NeedOpen) and reply.epoch != lease.grant.endpoint.epoch:
+                raise LinkLost("the engine has started anew", "gone")
         except LinkLost as error:
             self.losses.note(self.replica_name, error)
             raise
@@ -277,13 +278,6 @@ def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
         return None
     is_old = isinstance(reply, Verdict) and reply.part < next_part
     return None if is_old else reply
-
-
-def _check_life(lease: EngineLease, reply: _News) -> None:
-    """Raise `LinkLost` if the engine has started anew: the leased one is gone."""
-    epoch = lease.grant.endpoint.epoch
-    if isinstance(reply, NeedOpen) and reply.epoch != epoch:
-        raise LinkLost(f"engine of epoch {reply.epoch} answers for epoch {epoch}", "gone")
 
 
 def _progress(seq: int, reply: EngineReply) -> int | None:

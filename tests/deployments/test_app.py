@@ -55,6 +55,15 @@ def options_of(app: Any) -> dict[str, DeploymentConfig]:
     return {name: found._deployment_config for name, found in deployments(app).items()}
 
 
+@pytest.mark.parametrize(("has_spare", "num_replicas"), [(True, 2), (False, 1)])
+def test_a_target_with_a_spare_has_two_replicas(has_spare: bool, num_replicas: int) -> None:
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "spare": has_spare}
+    told = options_of(build(config(target=target)))["Target"]
+    assert told.num_replicas == num_replicas
+    is_named = "num_replicas" in told.user_configured_option_names
+    assert is_named == has_spare, "it would contradict an autoscaling_config"
+
+
 def test_serve_will_convert_the_arguments() -> None:
     [parameter] = inspect.signature(build).parameters.values()
     assert issubclass(parameter.annotation, AppConfig), "a string would give build a plain dict"

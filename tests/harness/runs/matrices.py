@@ -4,7 +4,7 @@ Tests marked `matrix` run for some combinations of their parameters.
 
 Of three parameters and more every pair of values is there, of two every value: most faults need
 one value or two (Kuhn, Wallace, Gallo, "Software Fault Interactions and Implications for Software
-Testing", 2004). Tests marked `day` run for minutes each, and on one day in three. A run that names
+Testing", 2004). Tests marked `day` take longest, and run on one day in three. A run that names
 files or tests (`-k`) leaves none of these out. The seed that a run prints at its head repeats it.
 """
 

@@ -377,8 +377,11 @@ def spared(cluster: None, model_path: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("lost", "how"),
-    [("pid", signal.SIGKILL), ("rank_pid", signal.SIGKILL), ("pid", signal.SIGSTOP)],
-    ids=["coordinator", "rank", "stopped coordinator"],
+    [
+        pytest.param("pid", signal.SIGKILL, id="coordinator"),
+        pytest.param("rank_pid", signal.SIGKILL, id="rank", marks=pytest.mark.day(1)),
+        pytest.param("pid", signal.SIGSTOP, id="stopped coordinator", marks=pytest.mark.day(2)),
+    ],
 )
 async def test_a_spare_takes_over_from_a_lost_target(
     links: LinkClient, spared: None, expected: list[int], lost: str, how: signal.Signals

@@ -26,6 +26,7 @@ def test_too_few_gaps_are_an_error() -> None:
         gaps_around(ARRIVALS, 10.5, 17.0)
 
 
+@pytest.mark.day(1)
 @pytest.mark.slow
 def test_a_long_prompt_beside_a_stream_of_the_demo() -> None:
     engine = {"max_model_len": 1024, "kv_cache_tokens": 4096, "num_threads": 1}

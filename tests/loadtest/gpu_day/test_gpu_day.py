@@ -33,6 +33,7 @@ def hour(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return status, record["parts"], (folder / "report.md").read_text()
 
 
+@pytest.mark.day(0)
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_parts_that_need_one_process_are_measured_and_told(tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_what_pytest_reports_is_counted() -> None:
     }
 
 
+@pytest.mark.day(1)
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_draft_and_target_are_served_side_by_side(tmp_path: Path) -> None:

@@ -347,6 +347,7 @@ def test_the_command_makes_a_pair(tmp_path, capsys):
         assert len(modes) == 1
 
 
+@pytest.mark.day(2)
 def test_the_command_grows_the_pair_for_concept_sets_by_a_preset(tmp_path):
     """The new pair is a source as the demo's is, and its own prompts are what is measured."""
     source = DEMO.parent / "concepts" / "target"

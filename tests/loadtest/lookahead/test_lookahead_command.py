@@ -56,6 +56,7 @@ def test_texts_do_not_depend_on_how_many_are_asked_at_once(bench: Bench) -> None
     assert [text.states for text in alone.texts] == [text.states for text in together.texts]
 
 
+@pytest.mark.day(0)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_experiment_keeps_and_tells_a_result(

@@ -222,6 +222,7 @@ def records() -> dict[int, list[str]]:
     return answers
 
 
+@pytest.mark.day(0)
 def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path) -> None:
     """Routes and admission are the real ones; the engines are a script of 0.3 s an answer."""
     metrics = RequestMetrics(Meters({"model_name": "tiny"}))

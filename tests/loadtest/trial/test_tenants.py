@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from deployments.api.keys import ApiKeys
 from deployments.config.applications import IMPORT_PATH
 from deployments.ingress.admission import AdmissionControl
@@ -23,6 +25,7 @@ TERMS = {
 }
 
 
+@pytest.mark.day(2)
 def test_who_asks_for_all_is_waited_for_and_who_may_not_have_it_is_not(tmp_path: Path) -> None:
     metrics = RequestMetrics(Meters({"model_name": "tiny"}))
     admission = AdmissionControl(

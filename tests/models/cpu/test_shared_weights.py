@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -104,24 +104,35 @@ def test_from_the_first_weight_that_has_changed_each_has_its_own(name: str, chan
         assert bool(its[number][0] == 7.0) == (number < changed)
 
 
-def test_weights_outlive_the_process_that_loaded_them(name: str) -> None:
+@contextmanager
+def first_process(name: str) -> Iterator[None]:
+    """Another process that has ten weights, and ends without a word."""
     process = subprocess.Popen(
-        [sys.executable, "-c", FIRST, name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", FIRST, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "whole\n"
+        assert process.stdout.readline() == b"whole\n"
+        yield
+        process.kill()
+
+
+def test_weights_outlive_the_process_that_loaded_them(name: str) -> None:
+    with first_process(name):
         other = SharedWeights(name)
         weight = other.keep(torch.arange(10.0))
-        process.kill()
     assert not other.is_first
     assert torch.equal(weight, torch.arange(10.0))
     again = SharedWeights(name).keep(torch.arange(10.0))
     again[3] = -1.0
     assert weight[3] == -1.0, "the next one has a copy"
+
+
+def test_memory_of_a_changed_checkpoint_goes_with_the_process_that_had_it(name: str) -> None:
+    with first_process(name):
+        changed = SharedWeights(name)
+        assert torch.equal(changed.keep(torch.zeros(10)), torch.zeros(10))
+    assert SharedWeights(name).is_first, "who has others keeps it"
 
 
 def test_a_model_whose_weights_are_shared_computes_the_same_bits(name: str) -> None:
@@ -140,15 +151,3 @@ def test_a_model_whose_weights_are_shared_computes_the_same_bits(name: str) -> N
     logits = [text_logits(runner, range(5, 25)) for runner in (first, other, alone)]
     assert torch.equal(logits[0], logits[2])
     assert torch.equal(logits[1], logits[2])
-
-
-def test_memory_of_a_changed_checkpoint_goes_with_the_process_that_had_it(name: str) -> None:
-    first, kept = whole(name, [torch.ones(4)])
-    changed = SharedWeights(name)
-    its = changed.keep(torch.zeros(4))
-    os.close(first._file)
-    kept.clear()
-    del first
-    gc.collect()
-    assert torch.equal(its, torch.zeros(4))
-    assert SharedWeights(name).is_first, "who has others keeps it"

@@ -234,5 +234,5 @@ async def test_an_engine_of_another_life_at_the_address_is_a_lost_replica() -> N
     assert losses.num_lost == {"gone": 1}
 
     pool = ScriptedPool(StartedAnew)
-    with pytest.raises(ReplicasLost, match=r"^target lost once, .*engine of epoch 2 answers for"):
+    with pytest.raises(ReplicasLost, match=r"^target lost once, .*the engine has started anew"):
         await generated(pool, LIMITS.model_copy(update={"max_losses": 1}))
