@@ -52,7 +52,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{SERVED}test_faults.py::"
         "test_every_request_completes_with_its_text_and_everything_is_free_afterwards",
         f"{SERVED}test_served.py::test_the_draft_may_die_under_running_streams",
-        "results/faults-spare.json",
+        "results/faults.json",
     ),
     "One whose router dies can go on at another.": (
         "integration/api/test_resuming.py::test_a_stream_goes_on_elsewhere_as_if_nothing_had_been",

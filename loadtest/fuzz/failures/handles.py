@@ -84,6 +84,7 @@ class Replica(LeaseReplica, _Calls):
             multiplexed_model_ids=(),
             is_cross_language=False,
             get_actor_handle=lambda: _ACTOR,
+            replica_metadata=process.metadata,
         )
         super().__init__(info)
 

@@ -35,6 +35,7 @@ class Process(ABC):
         epoch: of this life.
 
     Attributes:
+        metadata: of the replica, as Serve gives it to request routers.
         slowness: factor of all it computes.
         places: leases it holds at most.
         changed_s: when it became full, or got room.
@@ -49,6 +50,7 @@ class Process(ABC):
             max_model_len=MAX_MODEL_LEN,
             replica=name,
         )
+        self.metadata: dict[str, float] = {}
         self.slowness = 1.0
         self.places: float = math.inf
         self.changed_s = network.now()

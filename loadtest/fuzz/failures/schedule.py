@@ -13,6 +13,7 @@ from typing import Any
 
 from deployments.ingress.pools import PlacedServePool, ServePool
 from deployments.ingress.quarantine import Quarantine
+from deployments.serve.nearest import READY_S
 from deployments.serve.timed_names import avoided
 from loadtest.fuzz.failures.cluster import Deployment, Links, Make
 from loadtest.fuzz.failures.constraints import ConstraintProcess
@@ -46,6 +47,7 @@ _DRAIN_S = 100.0  # leases whose end was lost idle out before
 _PROBED_S = 2.0  # Serve waits no longer for a load
 _MAX_K = 4
 _TIGHT = 0.3  # share of schedules whose replicas have few places
+_SPARED = 0.3  # share of those whose target has a spare
 
 
 class Schedule:
@@ -56,6 +58,7 @@ class Schedule:
         self.network = Network(rng, FaultRates.drawn(rng))
         self.places = rng.choice((1, 1, 2)) if rng.random() < _TIGHT else math.inf  # of a replica
         num_streams = rng.choice((1, 2, 3, 4) if self.places == math.inf else (3, 4, 6))
+        self._has_spare = random.Random(f"spare {seed}").random() < _SPARED
         # Verifies of a session until it brings down its target.
         self._poison = {"s0": rng.randint(1, 3)} if rng.random() < 0.15 else {}
         shared = [rng.randrange(1, VOCAB_SIZE) for _ in range(MAX_PROMPT)]
@@ -89,6 +92,8 @@ class Schedule:
         def make(address: str, name: str, epoch: int) -> Process:
             process = EngineProcess(self.network, address, name, epoch, model)
             process.masks.processes = self.deployments["constraint"].addresses
+            if is_target and self._has_spare:
+                process.metadata[READY_S] = self.network.now()
             if is_target:
                 process.poison = dict(self._poison)
                 process.on_poisoned = self._kill_target

@@ -24,7 +24,8 @@ def _of_many_streams(name: str) -> bool:
 
 def _of_no_simulation_or_scenarios(name: str) -> bool:
     """Return whether it was not measured anew with a change of the day before."""
-    return not name.startswith(("scenarios-demo", "simulated", "ahead-simulated"))
+    anew = ("scenarios-demo", "simulated", "ahead-simulated")
+    return not name.startswith(anew) and name != "faults"
 
 
 @dataclass(frozen=True, slots=True)
