@@ -21,6 +21,7 @@ run in the context of `__init__`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import os
@@ -283,18 +284,25 @@ class EngineReplica:
 async def _first_has_begun() -> None:
     """Wait until another replica of this deployment serves, and at the first start a while longer.
 
-    It has the machine for itself so long, and its weights are there to be shared.
+    It has the machine for itself so long, and its weights are there to be shared. One that does not
+    come within the limit of a load is not waited for any more.
     """
     began_s = time.monotonic()
-    here = serve.get_replica_context()
-    while time.monotonic() < began_s + LOAD_TIMEOUT_S:
-        status = await asyncio.to_thread(serve.status)
-        deployment = status.applications[here.app_name].deployments[here.deployment]
-        if any(str(state) == "RUNNING" for state in deployment.replica_states):
-            break
-        await asyncio.sleep(_LOOK_PERIOD_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOAD_TIMEOUT_S):
+            while True:
+                if await asyncio.to_thread(_does_one_serve):
+                    break
+                await asyncio.sleep(_LOOK_PERIOD_S)
     if time.monotonic() > began_s + _LOOK_PERIOD_S:
         await asyncio.sleep(_AFTER_START_S)
+
+
+def _does_one_serve() -> bool:
+    """Return whether a replica of this deployment runs. Blocks: it asks Serve's controller."""
+    here = serve.get_replica_context()
+    deployment = serve.status().applications[here.app_name].deployments[here.deployment]
+    return any(str(state) == "RUNNING" for state in deployment.replica_states)
 
 
 def _leave() -> None:

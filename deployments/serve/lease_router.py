@@ -66,9 +66,8 @@ class LeaseReplica(RunningReplica):
         its answer would come late, and a lease would go to the spare.
         """
         known = self.known_length
-        is_known = known is not None and known < self.max_ongoing_requests
-        if is_known and self.ready_s is not None:
-            return known or 0
+        if self.ready_s is not None and known is not None and known < self.max_ongoing_requests:
+            return known
         length = await super().get_queue_len(deadline_s=deadline_s)
         self.note_length(length)
         return length
