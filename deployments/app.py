@@ -34,6 +34,7 @@ from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
 from deployments.ingress.service import TargetFacts
 from deployments.serve.private import REQUEST_ROUTER, handle_of
+from deployments.serve.spare import spare_options
 from deployments.serve.waiting_run import end_waiting_run
 from models.heads.config import target_heads
 
@@ -164,9 +165,8 @@ def bind_engine(
         placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
         placement_group_strategy=placement.strategy,
         **_supervision(model.stall_timeout_s),
+        **spare_options(model.spare),
     )(EngineReplica)
-    if model.spare:  # else not named: that would contradict an autoscaling_config
-        engine = engine.options(num_replicas=placement.min_replicas)
     return engine.bind(kind, model, link, model_name)
 
 
@@ -179,6 +179,7 @@ def bind_constraint(
         max_ongoing_requests=service.max_sessions,
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         **_supervision(service.stall_timeout_s),
+        **spare_options(service.spare),
     )(ConstraintReplica).bind(service, link, model_path, model_name)
 
 

@@ -15,6 +15,7 @@ from deployments.config.sections.models import ModelConfig, Models
 
 COORDINATOR_CPUS = 0.1  # share of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
+NUM_WITH_SPARE = 2  # replicas
 _MAX_REPLICAS_OF_AUTO = 100  # Serve's, for `num_replicas: auto`
 
 Resources = Mapping[str, float]  # "CPU", "GPU", "memory" (bytes) and custom ones
@@ -31,6 +32,7 @@ class Placement:
         bundles: what a replica reserves instead, one for each rank.
         labels: selector of the node of each bundle, or of the replica's; one may count for all.
         strategy: of the bundles; STRICT_PACK: all on one node.
+        has_spare: one of its replicas is a spare.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Placement:
     strategy: str = STRICT_PACK
     min_replicas: int = 1
     max_replicas: int = 1
+    has_spare: bool = False
 
     @property
     def units(self) -> list[tuple[Resources, Labels]]:
@@ -59,13 +62,12 @@ def engine_placement(name: str, model: ModelConfig) -> Placement:
     bundle: dict[str, float] = {"CPU": 1}
     if model.device.startswith("cuda"):
         bundle["GPU"] = 1
-    return Placement(
+    placement = Placement(
         name=name,
         own={"CPU": COORDINATOR_CPUS},
         bundles=tuple(dict(bundle) for _ in range(model.tensor_parallel_size)),
-        min_replicas=1 + model.spare,
-        max_replicas=1 + model.spare,
     )
+    return _with_spare(model.spare, placement)
 
 
 def default_placements(config: Models) -> list[Placement]:
@@ -79,7 +81,12 @@ def default_placements(config: Models) -> list[Placement]:
     router, constraint = (
         Placement(name=name, own={"CPU": COORDINATOR_CPUS}) for name in ("Router", "Constraint")
     )
-    return [router, *models, constraint]
+    return [router, *models, _with_spare(config.constraint.spare, constraint)]
+
+
+def _with_spare(has_spare: bool, placement: Placement) -> Placement:
+    number = NUM_WITH_SPARE if has_spare else 1
+    return replace(placement, has_spare=has_spare, min_replicas=number, max_replicas=number)
 
 
 def deployment_of(section: str) -> str:
@@ -105,17 +112,23 @@ def placements_of(config: Models, overrides: Iterable[Mapping[str, Any]]) -> lis
     for section, model in config.models_here.items():
         [placement] = [one for one in placements if one.name == deployment_of(section)]
         _check_bundles(model, placement)
-        _check_spare(model, placement)
+        _check_share(model, placement)
+    for placement in placements:
+        _check_spare(placement)
     return placements
 
 
-def _check_spare(model: ModelConfig, placement: Placement) -> None:
+def _check_spare(placement: Placement) -> None:
     name, fewest, most = placement.name, placement.min_replicas, placement.max_replicas
-    if model.spare and (fewest, most) != (2, 2):
+    if placement.has_spare and (fewest, most) != (NUM_WITH_SPARE, NUM_WITH_SPARE):
         raise ValueError(
-            f"deployments: {name}: target.spare makes two replicas, of which one is a spare; "
-            f"here it is to have {fewest} to {most}: leave one of both out"
+            f"deployments: {name}: {name.lower()}.spare makes two replicas, of which one is a "
+            f"spare; here it is to have {fewest} to {most}: leave one of both out"
         )
+
+
+def _check_share(model: ModelConfig, placement: Placement) -> None:
+    name = placement.name
     share = min((bundle.get("GPU", 1.0) for bundle in placement.bundles), default=1.0)
     if model.spare and (model.gpu_memory_utilization or 0.0) > share > 0.0:
         raise ValueError(

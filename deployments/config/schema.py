@@ -20,6 +20,7 @@ from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
 from deployments.config.sections.models import (
     DRAFT_NAME,
+    SPARE,
     TARGET,
     LeaseConfig,
     ModelConfig,
@@ -42,6 +43,7 @@ from router.limits import SessionLimits, SpeculationLimits
 class GrammarServiceConfig(LeaseConfig):
     """The constraint service: child processes that compile grammars and hold matchers."""
 
+    spare: bool = Field(default=False, description=SPARE)
     num_children: PositiveInt = Field(default=1, description="child processes per replica")
     memory_limit_mb: Annotated[int, Field(ge=128)] = Field(
         default=512, description="MB of memory of a child; beyond it the child is replaced"

@@ -42,7 +42,7 @@ from deployments.constraint.pipe import (
     to_frame,
 )
 from deployments.serve.children import start_child
-from deployments.serve.threads import STOPPED, first_thread
+from deployments.serve.threads import HELD, are_stopped, first_thread, threads_of
 
 SESSIONS = "deployments.constraint.child"
 CANARY = "deployments.constraint.canary"
@@ -239,6 +239,8 @@ class ChildProcess(asyncio.Protocol):
         seen = (progress.num_taken, work, self._num_answered) if is_busy else None
         limit_s = self._config.mask_timeout_s
         stalled_s = self._serving.stalled_s(seen, now)
+        if stalled_s > 0 and self.pid is not None and are_stopped(threads_of(self.pid)):
+            self._kill("it is stopped, and owes an answer")
         if stalled_s <= limit_s:
             return
         cpu_s = self._cpu_s(work)
@@ -263,7 +265,7 @@ class ChildProcess(asyncio.Protocol):
         A thread that had none and is not stopped waits for a core.
         """
         thread = first_thread(self.pid)
-        if thread is None or thread.state in STOPPED:
+        if thread is None or thread.state in HELD:
             return None
         return thread.cpu_s - work.cpu_ns_at_begin / 1e9 if work.number is not None else 0.0
 

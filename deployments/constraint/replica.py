@@ -35,6 +35,7 @@ from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, replica_name
+from deployments.serve.spare import ready_now
 from deployments.serve.watchdog import start_watchdog
 from models.checkpoint.small_files import read_vocab_size
 from models.fetch.hub import bring
@@ -69,6 +70,7 @@ class ConstraintReplica:
         self, service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str
     ) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._has_spare = service.spare
         self._is_serving = False
         join_serve()
         start_watchdog()
@@ -124,6 +126,10 @@ class ConstraintReplica:
         """
         await take_user_config(refuse_any, user_config, "Constraint", is_serving=self._is_serving)
         self._is_serving = True
+
+    async def record_replica_metadata(self) -> dict[str, float]:
+        """Called by Serve when the replica is ready, for request routers."""
+        return ready_now(self._has_spare)
 
     async def check_health(self) -> None:
         """Called by Serve. Dead children are replaced by the workers themselves.

@@ -7,8 +7,7 @@ then stop choosing the replica at once, and Serve starts a new one. Refused leas
 health checks would leave an idle-looking replica instead. It would attract all new leases until the
 next check. Messages of sessions never pass through here.
 
-A spare is a second replica. The lease router gives it what the first has no room for, and all when
-that is lost. It loads when the first serves, so that the service starts as soon as without it.
+A target may have a spare, a second replica (`serve/spare.py`).
 
 A draft model may be swapped while it serves (`swap`). The other one's ranks run beside the first's
 until it takes over or is dropped. A lease stays with the model that it was given by.
@@ -21,18 +20,15 @@ run in the context of `__init__`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import ReplicaRank
 
@@ -42,7 +38,7 @@ from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, AdmissionRefused, LoadedModel
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
-from deployments.engine.rank import FETCH_TIMEOUT_S, LOAD_TIMEOUT_S, EngineKind, RankReport
+from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
 from deployments.engine.swap import DraftSwap
 from deployments.engine.swap_meters import SwapMeters
 from deployments.link.leases import LeaseKey
@@ -51,8 +47,8 @@ from deployments.serve.heap import freeze_heap
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.nearest import READY_S
 from deployments.serve.page import Page, replica_name
+from deployments.serve.spare import ready_now
 from models.checkpoint.packed_shapes import as_packed
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
@@ -65,8 +61,6 @@ Result = TypeVar("Result")
 
 _LOADING_ERRORS = (RayError, TimeoutError, ValueError)
 _LAST_WORDS_S = 0.1  # in which the leases of a lost model end with the reason
-_AFTER_START_S = 5.0  # a spare leaves the machine to the rest of the service for so long
-_LOOK_PERIOD_S = 0.5
 
 
 class EngineReplica:
@@ -99,8 +93,6 @@ class EngineReplica:
         self._vocabulary = await asyncio.to_thread(_vocabulary_in, Path(model.model_path))
         self._is_serving = False
         self._loading: LoadedModel | None = None
-        if model.spare and serve.get_replica_context().rank.rank > 0:
-            await _first_has_begun()
         first = await self._load(model)
         self._models = DraftSwap(first, self._load_wanted, _LOADING_ERRORS, self._begin_anew)
         self._describe()
@@ -152,8 +144,8 @@ class EngineReplica:
         self._own_context.run(self._models.want, wanted)
 
     async def record_replica_metadata(self) -> dict[str, float]:
-        """Called by Serve when the replica is ready, for the lease router."""
-        return {READY_S: time.time()} if self._model.spare else {}
+        """Called by Serve when the replica is ready, for request routers."""
+        return ready_now(self._model.spare)
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row.
@@ -279,30 +271,6 @@ class EngineReplica:
         for one in self._all_models():
             one.ranks.kill()
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, _leave)
-
-
-async def _first_has_begun() -> None:
-    """Wait until another replica of this deployment serves, and at the first start a while longer.
-
-    It has the machine for itself so long, and its weights are there to be shared. One that does not
-    come within the limit of a load is not waited for any more.
-    """
-    began_s = time.monotonic()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LOAD_TIMEOUT_S):
-            while True:
-                if await asyncio.to_thread(_does_one_serve):
-                    break
-                await asyncio.sleep(_LOOK_PERIOD_S)
-    if time.monotonic() > began_s + _LOOK_PERIOD_S:
-        await asyncio.sleep(_AFTER_START_S)
-
-
-def _does_one_serve() -> bool:
-    """Return whether a replica of this deployment runs. Blocks: it asks Serve's controller."""
-    here = serve.get_replica_context()
-    deployment = serve.status().applications[here.app_name].deployments[here.deployment]
-    return any(str(state) == "RUNNING" for state in deployment.replica_states)
 
 
 def _leave() -> None:

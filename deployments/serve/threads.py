@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-STOPPED = ("T", "t")  # by a signal, or by a debugger
+STOPPED = "T"  # by a signal
+HELD = (STOPPED, "t")  # by a signal, or by a debugger
 RUNNING = "R"  # or it waits for a core
 _NOT_STILL = frozenset({RUNNING, "D", "t"})  # it waits for a disk or a page; a debugger has it
 _HARDLY_ANY = 0.05  # of one core: Ray's own threads wake a few times a second
@@ -34,6 +35,11 @@ def threads_of(pid: int) -> Sequence[Thread]:
     except OSError:
         return ()
     return [thread for folder in folders if (thread := _read(folder)) is not None]
+
+
+def are_stopped(threads: Sequence[Thread]) -> bool:
+    """Return whether a signal has stopped all of a process's threads, if there are any."""
+    return bool(threads) and all(thread.state == STOPPED for thread in threads)
 
 
 class StillWatch:

@@ -25,7 +25,7 @@ from loadtest.frame.passes import PassShape, tables_for, timed_pass
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
 from loadtest.report.prompts import demo_prompts
-from loadtest.service.served import POD_ENVIRONMENT, Config, Served, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, Served, served, set_spares
 from models.engine.runner import ModelRunner
 
 _CONFIG = ROOT / "configs" / "demo.yaml"
@@ -168,7 +168,7 @@ def _body(prompt: Sequence[int], num_tokens: int, way: Way) -> dict[str, Any]:
 def _service(environment: Mapping[str, str] = POD_ENVIRONMENT) -> Iterator[Served]:
     def change(tree: Config) -> None:
         arguments = tree["applications"][0]["args"]
-        arguments["target"]["spare"] = False  # it would load while the first round is measured
+        set_spares(tree, False)  # they would load while the first round is measured
         for part in ("target", "draft"):
             arguments[part]["enable_prefix_caching"] = False
 

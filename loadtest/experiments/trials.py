@@ -15,7 +15,7 @@ from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad, Load
 from loadtest.service.parts import EDGE_KINDS, KINDS
 from loadtest.service.replicas import Sample, changes, drained_sessions, look_at_replicas
-from loadtest.service.served import POD_ENVIRONMENT, Config
+from loadtest.service.served import POD_ENVIRONMENT, Config, set_spares
 from loadtest.service.watch import Watch
 from loadtest.trial.checks import Limit, nothing_held
 from loadtest.trial.events import SIGNALS, Hold, Strike, Until
@@ -62,7 +62,7 @@ def _as_asked(config: Config, terms: Terms) -> None:
         if terms.replicas and deployment["name"] != "Draft":
             deployment["num_replicas"] = terms.replicas
     if terms.spare >= 0 or terms.replicas:  # which all serve
-        config["applications"][0]["args"]["target"]["spare"] = terms.spare > 0
+        set_spares(config, terms.spare > 0)
 
 
 # SIGKILL and SIGSTOP to every kind of process. Clients of a proxy or router that dies go on
@@ -75,7 +75,7 @@ FAULTS = Trial(
         "signals": tuple(SIGNALS),
         "streams": 8,  # free ones, and as many constrained
         "replicas": 0,  # of all but drafts; 0: as the config has
-        "spare": -1,  # 1: the target has one; 0: none; -1: as the config has, without `replicas`
+        "spare": -1,  # 1: all that may have one; 0: none; -1: as the config, without `replicas`
         "gap_s": 1.0,  # longest in a stream, but for a lost target
         "target_gap_s": 3.0,
         "seed": 0,
@@ -117,8 +117,9 @@ _DRAIN_S = 120  # longest wait of a replica that leaves; longer than any answer 
 
 
 def same_cache(config: Config, terms: Terms) -> None:
-    """Give the target the KV cache that it has with and without scaling, and no spare."""
-    config["applications"][0]["args"]["target"].update(kv_cache_tokens=4096, spare=False)
+    """Give the target the KV cache that it has with and without scaling, and no spares."""
+    set_spares(config, False)
+    config["applications"][0]["args"]["target"]["kv_cache_tokens"] = 4096
 
 
 def scaling_config(config: Config, terms: Terms) -> None:

@@ -22,7 +22,7 @@ from loadtest.frame.ways import Way, by_k
 from loadtest.gpu_day.terms import MAX_MODEL_LEN, Terms, engine_config
 from loadtest.report.interleaved import interleave
 from loadtest.report.machine import ROOT
-from loadtest.service.served import Config, served
+from loadtest.service.served import Config, served, set_spares
 from router.drafters.draft_model import POOL
 
 _KS = (3, 5)
@@ -126,7 +126,8 @@ def ranks(terms: Terms) -> dict[str, Any]:
 
     def change(tree: Config) -> None:
         arguments = tree["applications"][0]["args"]
-        arguments["target"].update(tensor_parallel_size=_RANKS, spare=False)
+        set_spares(tree, False)
+        arguments["target"]["tensor_parallel_size"] = _RANKS
         for part in ("target", "draft"):
             arguments[part]["device"] = terms.device
         for deployment in tree["applications"][0]["deployments"]:

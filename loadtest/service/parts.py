@@ -19,12 +19,13 @@ import psutil
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.context import _set_global_client
+from ray.serve.context import _get_global_client, _set_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-INGRESS, TARGET = "Router", "Target"
-_WITHOUT_BOOKS = (INGRESS, "Monitor")
+from deployments.serve.spare import POLICY
+
+_WITHOUT_BOOKS = ("Router", "Monitor")
 
 EDGE_KINDS = ("proxy", "router")  # clients are connected to them
 KINDS = (  # that may be killed
@@ -46,6 +47,7 @@ _ACTOR_KINDS = {
     "ServeController": "controller",
     "ProxyActor": "proxy",
 }
+_REPLICA_OF = {"target-rank": "target-coordinator", "constraint-child": "constraint-replica"}
 _CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.constraint.canary"})
 _HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
@@ -135,6 +137,7 @@ class FaultService:
         self._served = served
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._expected: dict[str, int] = {}
+        self._spared: list[tuple[str, str]] = []  # applications and deployments with a spare
 
     @property
     def base_url(self) -> str:
@@ -177,19 +180,20 @@ class FaultService:
         return found
 
     def victims(self, kind: str) -> list[psutil.Process]:
-        """Return the processes of a kind that may be struck: of targets those that serve.
+        """Return the processes of a kind that may be struck: not a spare nor what belongs to it.
 
-        Where one of the targets is a spare, its loss would be noticed by nobody.
+        Its loss would be noticed by nobody.
         """
-        if not kind.startswith("target-"):
-            return self.parts()[kind]
-        of_targets = self._handles[TARGET].broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S)
-        serving = [stats["pid"] for stats in of_targets if stats["num_leases"]]
-        found: list[psutil.Process] = []
-        for part in actors():
-            if part.kind == kind and (not serving or {part.pid, part.owner_pid} & {*serving}):
-                _append(found, part.pid)
-        return found
+        parts, replica = self.parts(), _REPLICA_OF.get(kind, kind)
+        if replica not in {_ACTOR_KINDS[f"ServeReplica:{name}"] for _, name in self._spared}:
+            return parts[kind]
+        oldest = min(parts[replica], key=lambda process: float(process.create_time()))
+        owners = {part.pid: part.owner_pid for part in actors()}
+        return [
+            process
+            for process in parts[kind]
+            if oldest.pid in (process.pid, process.ppid(), owners.get(process.pid))
+        ]
 
     def missing(self) -> str:
         """Return the difference from the start, for people; "" if the service is whole.
@@ -219,6 +223,8 @@ class FaultService:
         Applications that are new get handles.
         """
         _wait(unhealthy, limit_s)
+        self._spared = spared()
+        _wait(lambda: _without_spare(self._spared) or unhealthy(), limit_s)
         for application, status in serve.status().applications.items():
             for name in status.deployments:
                 if name not in (*_WITHOUT_BOOKS, *self._handles):
@@ -288,6 +294,27 @@ def unhealthy() -> str:
                 return f"{name} is {deployment.status}: {states} {deployment.message}"
         if status.status != "RUNNING":
             return f"the application {application} is {status.status}: {status.message}"
+    return ""
+
+
+def spared() -> list[tuple[str, str]]:
+    """Return application and deployment of all that have a spare or will. Needs `ray.init`."""
+    client: Any = _get_global_client()
+    return [
+        (application, name)
+        for application, details in client.get_serve_details()["applications"].items()
+        for name, deployment in details["deployments"].items()
+        if POLICY in str(deployment["deployment_config"].get("autoscaling_config"))
+    ]
+
+
+def _without_spare(deployments: Sequence[tuple[str, str]]) -> str:
+    """Return a deployment whose spare is still to come, for people; "" if all are there."""
+    applications = serve.status().applications
+    for application, name in deployments:
+        states = applications[application].deployments[name].replica_states
+        if sum(states.values()) < 2:
+            return f"{name} has no spare yet"
     return ""
 
 

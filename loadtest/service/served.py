@@ -189,6 +189,12 @@ def section(config: Config, name: str) -> Config:
     return applications_of(config).section(name)
 
 
+def set_spares(config: Config, has_spare: bool) -> None:
+    """Give every part a spare that may have one, or none."""
+    for part in ("target", "constraint"):
+        section(config, part)["spare"] = has_spare
+
+
 def options(config: Config, deployment: str) -> Config:
     """Return the options of a deployment, to be read and changed in place."""
     return applications_of(config).options(deployment)

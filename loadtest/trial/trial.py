@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from deployments.config.sections.models import TARGET
 from loadtest.client.streams import Load
 from loadtest.frame.claims import Claim, Row
 from loadtest.frame.experiment import Result
@@ -25,7 +24,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
 from loadtest.service.cluster import Role, private_cluster
 from loadtest.service.parts import FaultService, wait_gone
-from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, served, set_spares
 from loadtest.service.watch import Watch
 from loadtest.trial.scene import KEPT_PROBLEMS, SETTLE_LIMIT_S, Claims, Event, Scene, Terms, happen
 
@@ -89,7 +88,7 @@ class Place:
     def _change(self, config: Config, terms: Terms) -> None:
         self.change(config, terms)
         if not self.is_watched:  # nobody waits until a spare is loaded
-            section(config, TARGET)["spare"] = False
+            set_spares(config, False)
 
     @contextlib.contextmanager
     def _attached(self, scene: Scene) -> Iterator[None]:

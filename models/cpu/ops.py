@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from models.attention.features import AttentionFeatures
-from models.cpu.kernels import attention, packed, parameters, rows
+from models.cpu.kernels import attention, draw, packed, parameters, rows
 from models.cpu.kernels.compiling import Call, float_bits
 
 # Vectors of one task of attention: enough to make much of each key read, few enough for a cache.
@@ -86,7 +86,7 @@ class HeadNorms:
 
 def kernels(dtype: torch.dtype) -> list[Any]:
     """Return the kernels beside products that a model taken apart needs, the longest first."""
-    return [_ATTENDS[dtype], _ROTATES[dtype], _NORMS[dtype], rows.pick_rows]
+    return [_ATTENDS[dtype], draw.draw_rows, _ROTATES[dtype], _NORMS[dtype], rows.pick_rows]
 
 
 def new_step(kernel: Any, num_parameters: int, table: PassTable, *kept: object) -> Call:

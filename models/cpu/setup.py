@@ -29,6 +29,7 @@ from models.layers.grouped import GroupedEmbedding, GroupedLinear
 from models.layers.groups import Bits, GroupedWeight
 from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
 from models.parallel.layers import num_local_bytes
+from models.sampling.draws import use_on_cpu
 
 _DTYPES = ("bfloat16", "float32")
 _LANES = 16  # numbers the kernels work on together
@@ -177,9 +178,11 @@ def make_backend(
     """
     from models.cpu.backend import KernelBackend
     from models.cpu.batch import LaneStorage
+    from models.cpu.draw import draw_noisy
     from models.cpu.fused_exit import FusedExit
     from models.cpu.fused_mtp import FusedMtp
 
+    use_on_cpu(draw_noisy)
     storage = LaneStorage(sizes, num_heads, torch.get_num_threads())
     if isinstance(layer, FusedMtp | FusedExit):
         layer.use(storage)

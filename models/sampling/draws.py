@@ -1,11 +1,12 @@
 """Adjusted logits to tokens: in one step where there are kernels for it, through scores elsewhere.
 
-Both give the same token, but for near ties that the last bit of a logarithm decides.
+Both give the same token, but for near ties that the last bit of a logarithm decides. GPUs have
+kernels of this room. Those of CPUs are of a room above, which hands its draw over (`use_on_cpu`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from models.sampling.truncation import truncates
 from models.sampling.verification import draw_ids, noisy_scores
 from models.torch_library import has_kernels
 
+# Of logits [R, V] float32, streams [R] int64 and temperatures [R] float32: see `models.cpu.draw`.
+DrawNoisy = Callable[[Tensor, np.ndarray, np.ndarray], Tensor]
+_draw_on_cpu: DrawNoisy | None = None
+
 
 def draw_from_logits(
     logits: Tensor,  # [R, V] float32 from `adjust_logits`
@@ -26,9 +31,23 @@ def draw_from_logits(
     positions: Sequence[int],  # [R] absolute index of the token sampled from the row
 ) -> Tensor:
     """Return the ids that `draw_ids` samples from the rows' scores, on the device: [R] int64."""
-    if not has_kernels(logits.device) or all(one.temperature == 0 for one in samplings):
-        return draw_ids(shaped_scores(logits, samplings), samplings, positions)
-    return draw_by_kernels(logits, samplings, positions)
+    if all(one.temperature == 0 for one in samplings):
+        return draw_ids(logits, samplings, positions)
+    if has_kernels(logits.device):
+        return draw_by_kernels(logits, samplings, positions)
+    if _draw_on_cpu is not None and logits.device.type == "cpu":
+        temperatures = np.array([one.temperature for one in samplings], dtype=np.float32)
+        if _is_cut(samplings, logits.shape[1]):
+            logits, temperatures = shaped_scores(logits, samplings), np.sign(temperatures)
+        streams = stream_keys([one.seed for one in samplings], positions)
+        return _draw_on_cpu(logits, streams, temperatures)
+    return draw_ids(shaped_scores(logits, samplings), samplings, positions)
+
+
+def use_on_cpu(draw: DrawNoisy) -> None:
+    """Have all later draws of this process on a CPU made by a compiled kernel."""
+    global _draw_on_cpu
+    _draw_on_cpu = draw
 
 
 def rank_from_logits(
@@ -71,15 +90,14 @@ def rank_with_margins(
 
 
 def load_kernels(device: torch.device, vocab_size: int) -> None:
-    """Draw once by the kernels, where there are some: a first draw compiles them for seconds.
+    """Draw once, by kernels where there are some: a first draw compiles them for seconds.
 
     Args:
         device: of the logits that will be drawn from.
         vocab_size: their columns, for which kernels are compiled.
     """
-    if has_kernels(device):
-        of_all = Sampling(temperature=1.0, top_k=1, top_p=0.5)
-        draw_by_kernels(torch.zeros(1, vocab_size, device=device), [of_all], [0])
+    of_all = Sampling(temperature=1.0, top_k=1, top_p=0.5)
+    draw_from_logits(torch.zeros(1, vocab_size, device=device), [of_all], [0])
 
 
 def draw_by_kernels(
@@ -91,11 +109,15 @@ def draw_by_kernels(
 
     num_rows, vocab_size = logits.shape
     terms = array_to_device(pack_draws(samplings, positions, vocab_size), logits.device)
-    if any(truncates(one, vocab_size) or min_p_depth(one) > -torch.inf for one in samplings):
+    if _is_cut(samplings, vocab_size):
         cuts = row_cuts(logits, terms)
     else:
         cuts = logits.new_full((num_rows,), -torch.inf)
     return draw_rows(logits, terms, cuts)
+
+
+def _is_cut(samplings: Sequence[Sampling], vocab_size: int) -> bool:
+    return any(truncates(one, vocab_size) or min_p_depth(one) > -torch.inf for one in samplings)
 
 
 def pack_draws(

@@ -1,6 +1,7 @@
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,13 +56,26 @@ def options_of(app: Any) -> dict[str, DeploymentConfig]:
     return {name: found._deployment_config for name, found in deployments(app).items()}
 
 
-@pytest.mark.parametrize(("has_spare", "num_replicas"), [(True, 2), (False, 1)])
-def test_a_target_with_a_spare_has_two_replicas(has_spare: bool, num_replicas: int) -> None:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "spare": has_spare}
-    told = options_of(build(config(target=target)))["Target"]
-    assert told.num_replicas == num_replicas
-    is_named = "num_replicas" in told.user_configured_option_names
-    assert is_named == has_spare, "it would contradict an autoscaling_config"
+@pytest.mark.parametrize("name", ["Target", "Constraint"])
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_what_has_a_spare_is_scaled_to_two_replicas_as_soon_as_one_runs(
+    name: str, has_spare: bool
+) -> None:
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
+    sections: dict[str, dict[str, Any]] = {"target": target, "constraint": {}}
+    sections[name.lower()]["spare"] = has_spare
+    told = options_of(build(config(**sections)))[name]
+    assert told.num_replicas == 1
+    assert "num_replicas" not in told.user_configured_option_names, "a file may scale it"
+    scaling = told.autoscaling_config
+    assert (scaling is not None) == has_spare
+    if scaling is None:
+        return
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 2)
+    policy = scaling.policy.get_policy()()
+    for running, now, wanted in (([], 1, 1), (["a"], 1, 2), (["a", "b"], 2, 2), ([], 2, 2)):
+        context = SimpleNamespace(running_replicas=running, target_num_replicas=now)
+        assert policy(context) == (wanted, {})
 
 
 def test_serve_will_convert_the_arguments() -> None:

@@ -17,7 +17,15 @@ import yaml
 
 from loadtest.experiments.trials import FAST_METRICS
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, Served, options, section, served
+from loadtest.service.served import (
+    POD_ENVIRONMENT,
+    Config,
+    Served,
+    options,
+    section,
+    served,
+    set_spares,
+)
 from tests.fakes.hub import REPOSITORY, hub, hub_variables
 
 PREFIX = "/llm"
@@ -71,7 +79,8 @@ def _as_deployed(config: Config) -> None:
     [application] = config["applications"]
     application["route_prefix"] = PREFIX
     config["applications"] += [MONITOR, LOST]
-    section(config, "target").update(model_path=REPOSITORY, revision="v1", spare=False)
+    set_spares(config, False)
+    section(config, "target").update(model_path=REPOSITORY, revision="v1")
     # New requests outwait the only target on a busy machine too: each is to have its text.
     section(config, "router.timeouts").update(queue_wait_s=180.0, failover_s=180.0)
     limits = {"max_queued_requests": NUM_QUEUED, "max_ongoing_requests": NUM_ONGOING}

@@ -20,6 +20,10 @@ from router.drafters.draft_model import POOL
 from router.drafters.heads import HEADS_NAMES
 from router.drafters.registry import DRAFTERS
 
+SPARE = (  # the description of `spare` in every section that has one
+    "there are two replicas, of which one has all that it has room for, and the other has it when "
+    "that is lost"
+)
 DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 TARGET = "target"
 
@@ -47,9 +51,8 @@ class ModelConfig(LeaseConfig, EngineConfig):
     )
     spare: bool = Field(
         default=False,
-        description="of a target: there are two replicas, of which one has all leases that it has "
-        "room for, and the other those of a lost one; on one machine's CPUs both read one copy of "
-        "the weights",
+        description=f"of a target: {SPARE}; on one machine's CPUs both read one copy of the "
+        "weights",
     )
     step_timeout_s: PositiveFloat = Field(
         default=120.0,

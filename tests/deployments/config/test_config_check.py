@@ -263,7 +263,7 @@ def test_an_address_of_another_family_is_not_in_use(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     "change",
-    ["Router.num_replicas=2", "router.max_sessions=64", "Router.user_config.max_sessions=64"],
+    ["Router.num_replicas=3", "router.max_sessions=96", "Router.user_config.max_sessions=96"],
 )
 def test_notes_are_told_and_the_config_is_served(
     capsys: pytest.CaptureFixture[str], change: str
@@ -274,7 +274,7 @@ def test_notes_are_told_and_the_config_is_served(
     status, said, _ = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), *changes)
     assert status == 0
     assert "note: draft.max_model_len 256 is below target.max_model_len" in said
-    assert re.search(r"note: routers let in \d x \d\d = 64 sessions .* hold 1 x 36 = 36 ", said)
+    assert re.search(r"note: routers let in \d x \d\d = 96 sessions .* hold 1 x 72 = 72 ", said)
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from deployments.serve.threads import STOPPED, StillWatch, Thread, first_thread, threads_of
+from deployments.serve.threads import HELD, StillWatch, Thread, first_thread, threads_of
 from tests.harness.waiting import block_until
 
 # A second thread waits while the first reads commands: `spin` makes it work.
@@ -54,7 +54,7 @@ def test_a_process_that_is_stopped_is_still_and_one_that_works_is_not(
     block_until(lambda: watch.look() >= 3)
     thread = first_thread(child.pid)
     assert thread is not None
-    assert thread.state in STOPPED
+    assert thread.state in HELD
     assert len(threads_of(child.pid)) == 2
     os.kill(child.pid, signal.SIGCONT)
     ask(child, "spin")
