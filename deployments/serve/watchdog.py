@@ -1,9 +1,9 @@
 """A small child that ends its parent if that stands still: stopped, or stuck with Python's lock.
 
 Serve finds that by three health checks in a row, and takes 13 s. A busy replica may be late for
-those, so they cannot be shorter. When a beat of the parent is late, the child looks whether all its
-threads are stopped, or any runs or waits for a core (`threads`). An event loop that waits for long
-still beats, because another thread does that.
+those, so they cannot be shorter. When a beat of the parent is late, the child looks at its threads
+(`threads`). It asks if all are stopped, or none runs or waits for a core. An event loop that waits
+for long still beats, because another thread does that.
 
 It has a process of its own because a process that is stopped cannot look. It takes 13 MB.
 """
