@@ -50,11 +50,11 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # Lines of Python. A number that must rise has its reason in the changelog; the aims are 30,000,
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
-    "models": 41_660,
+    "models": 41_940,
     "router": 9_700,
     "deployments": 25_210,
-    "loadtest": 29_915,
-    "tests": 76_240,
+    "loadtest": 29_990,
+    "tests": 76_260,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -1,9 +1,10 @@
-"""Experiments on weights of 8 and 4 bits: speed, passes by rows next to their products, quality."""
+"""Experiments on passes: of weights of 8 and 4 bits, with their quality, and draws behind them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,11 +19,17 @@ from loadtest.frame.passes import decode_shapes, timed_shapes
 from loadtest.frame.prompts import read_kinds
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import demo
+from models.cpu.draw import draw_by_terms
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
+from models.protocol.messages import Sampling
+from models.sampling.draws import pack_draws
+from models.sampling.logits import shaped_scores
+from models.sampling.verification import draw_ids
 from models.text.tokenizer import Tokenizer
 
 _WINDOW = 256  # tokens
+_NUM_DRAWS = 20  # of a turn
 _ROOM = {"max_model_len": 1024, "kv_cache_tokens": 64 * 320 + 1024}  # 64 sessions
 
 
@@ -66,19 +73,66 @@ def quality(by_name: Mapping[str, Way]) -> Lines:
     return lines
 
 
+def draws(**sampled: float) -> Lines:
+    """Return draws of rows of a text's logits, by the CPUs' kernel and by torch's operations."""
+    sampling = Sampling(**{"temperature": 0.8, "seed": 7, **sampled})  # type: ignore[arg-type]
+
+    @contextmanager
+    def lines(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]:
+        runner = _runner(terms, Way(k=0))
+        text = "\n\n".join(prompt for prompts in read_kinds().values() for prompt in prompts)
+        logits = _logits(runner, Tokenizer.load(terms.models.target).encode(text)[:_WINDOW])
+        yield {
+            f"{name}, {rows} rows": partial(_draw_ms, draw, logits[-rows:], [sampling] * rows)
+            for rows in _DRAWN_ROWS
+            for name, draw in _DRAWS.items()
+        }
+
+    return lines
+
+
+def _by_kernel(logits: Tensor, samplings: Sequence[Sampling], places: Sequence[int]) -> Tensor:
+    return draw_by_terms(logits, pack_draws(samplings, places, logits.shape[1]))
+
+
+def _by_torch(logits: Tensor, samplings: Sequence[Sampling], places: Sequence[int]) -> Tensor:
+    return draw_ids(shaped_scores(logits, samplings), samplings, places)
+
+
+_Draw = Callable[[Tensor, Sequence[Sampling], Sequence[int]], Tensor]
+_DRAWS: dict[str, _Draw] = {"torch": _by_torch, "kernel": _by_kernel}
+_DRAWN_ROWS = (1, 6, 48)  # plain, one session with a draft, eight with drafts
+
+
+@torch.inference_mode()
+def _draw_ms(draw: _Draw, logits: Tensor, samplings: Sequence[Sampling]) -> dict[str, float]:
+    places = range(len(logits))
+    draw(logits, samplings, places)
+    began_s = time.perf_counter()
+    for _ in range(_NUM_DRAWS):
+        draw(logits, samplings, places)
+    return {"draw_ms": 1000 * (time.perf_counter() - began_s) / _NUM_DRAWS}
+
+
 def _predictions(runner: ModelRunner, ids: Sequence[int]) -> tuple[float, list[int]]:
     """Return the mean loss of a token, and the likeliest token at each place."""
     losses: list[Tensor] = []
     said: list[int] = []
     for start in range(0, len(ids) - _WINDOW, _WINDOW):
         part = list(ids[start : start + _WINDOW])
-        table = runner.pool.new_table()
-        table.resize(len(part))
-        logits = runner.forward([SequenceRows(table, 0, part, len(part))])[:-1].float()
+        logits = _logits(runner, part)[:-1]
         losses.append(cross_entropy(logits, torch.tensor(part[1:]), reduction="none"))
         said += logits.argmax(-1).tolist()
-        table.free()
     return float(torch.cat(losses).mean()), said
+
+
+def _logits(runner: ModelRunner, ids: Sequence[int]) -> Tensor:
+    """Return what follows each token of a text, [tokens, V] float32."""
+    table = runner.pool.new_table()
+    table.resize(len(ids))
+    logits = runner.forward([SequenceRows(table, 0, list(ids), len(ids))]).float()
+    table.free()
+    return logits
 
 
 def _runner(terms: Terms, way: Way) -> ModelRunner:
@@ -111,5 +165,21 @@ QUANTIZED_PASSES = Experiment(
     },
     goals=(Goal(way="1x6", to="1x1", measure="pass_ms", at_most=1.25),),
     engine=_ROOM,
+    repeats=9,
+)
+
+DRAWS = Experiment(
+    question="how long does a draw take on a CPU, next to the same in torch's own operations",
+    lines={
+        "temperature": draws(),
+        "top-p 0.9": draws(top_p=0.9),
+        "top-k 20, top-p 0.8": draws(top_k=20, top_p=0.8),
+        "min-p 0.05": draws(min_p=0.05),
+    },
+    goals=tuple(
+        Goal(way=f"kernel, {rows} rows", to=f"torch, {rows} rows", measure="draw_ms", at_most=0.25)
+        for rows in _DRAWN_ROWS
+    ),
+    pair="smollm2",
     repeats=9,
 )

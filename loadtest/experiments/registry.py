@@ -16,7 +16,7 @@ from loadtest.experiments.gaps import GAPS
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
 from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.overhead import FIRST_TEXT, OVERHEAD
-from loadtest.experiments.passes import QUANTIZED, QUANTIZED_PASSES
+from loadtest.experiments.passes import DRAWS, QUANTIZED, QUANTIZED_PASSES
 from loadtest.experiments.peers import LLAMA_349M, LLAMA_DEMO, LLAMA_SMOLLM2, VLLM
 from loadtest.experiments.rehearse import REHEARSE
 from loadtest.experiments.rolling import ROLLING
@@ -47,6 +47,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "gaps": GAPS,
     "quantized": QUANTIZED,
     "quantized-passes": QUANTIZED_PASSES,
+    "draws": DRAWS,
     "heads": HEADS,
     "kinds": KINDS,
     "kinds-heads": KINDS_HEADS,

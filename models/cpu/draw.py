@@ -15,24 +15,26 @@ _PARALLEL_SCORES = 1 << 16  # in all rows: fewer are sooner drawn by one thread
 _own = threading.local()  # a call is for one thread at a time
 
 
-def draw_noisy(
+def draw_by_terms(
     logits: Tensor,  # [R, V] float32
-    streams: np.ndarray,  # [R] int64 from `stream_keys`
-    temperatures: np.ndarray,  # [R] float32; 0: the row's largest logit itself
+    terms: np.ndarray,  # [R, NUM_TERMS] int64 from `pack_draws`
 ) -> Tensor:  # [R] int64
-    """Return argmax(logit / temperature + noise) of each row, the lowest id where values tie.
+    """Return argmax(logit / temperature + noise) of what the terms leave of each row.
 
-    A row of nothing but -inf gives token 0.
+    The lowest id counts where values tie. A row of nothing but -inf gives token 0.
     """
     logits = logits.contiguous()
-    ids = torch.empty(len(logits), dtype=torch.int64)
+    num_rows, num_scores = logits.shape
+    is_short = logits.numel() < _PARALLEL_SCORES
+    num_threads = 1 if is_short else min(torch.get_num_threads(), num_rows)
+    keys = torch.empty(num_threads, num_scores, dtype=torch.int64)  # hardly any are touched
+    ids = torch.empty(num_rows, dtype=torch.int64)
     call = _call()
     given = call.parameters
-    given[draw.NUM_DRAWN], given[draw.NUM_SCORES] = logits.shape
-    given[draw.SCORES], given[draw.IDS] = logits.data_ptr(), ids.data_ptr()
-    given[draw.STREAMS], given[draw.TEMPERATURES] = streams.ctypes.data, temperatures.ctypes.data
-    is_short = logits.numel() < _PARALLEL_SCORES
-    call.run(1 if is_short else min(torch.get_num_threads(), len(logits)))
+    given[draw.NUM_DRAWN], given[draw.NUM_SCORES] = num_rows, num_scores
+    given[draw.LOGITS], given[draw.TERMS] = logits.data_ptr(), terms.ctypes.data
+    given[draw.KEYS], given[draw.IDS] = keys.data_ptr(), ids.data_ptr()
+    call.run(num_threads)
     return ids
 
 

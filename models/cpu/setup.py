@@ -178,11 +178,11 @@ def make_backend(
     """
     from models.cpu.backend import KernelBackend
     from models.cpu.batch import LaneStorage
-    from models.cpu.draw import draw_noisy
+    from models.cpu.draw import draw_by_terms
     from models.cpu.fused_exit import FusedExit
     from models.cpu.fused_mtp import FusedMtp
 
-    use_on_cpu(draw_noisy)
+    use_on_cpu(draw_by_terms)
     storage = LaneStorage(sizes, num_heads, torch.get_num_threads())
     if isinstance(layer, FusedMtp | FusedExit):
         layer.use(storage)

@@ -20,9 +20,9 @@ from models.sampling.truncation import truncates
 from models.sampling.verification import draw_ids, noisy_scores
 from models.torch_library import has_kernels
 
-# Of logits [R, V] float32, streams [R] int64 and temperatures [R] float32: see `models.cpu.draw`.
-DrawNoisy = Callable[[Tensor, np.ndarray, np.ndarray], Tensor]
-_draw_on_cpu: DrawNoisy | None = None
+# Of logits [R, V] float32 and what `pack_draws` returns: see `models.cpu.draw`.
+DrawByTerms = Callable[[Tensor, np.ndarray], Tensor]
+_draw_on_cpu: DrawByTerms | None = None
 
 
 def draw_from_logits(
@@ -36,15 +36,11 @@ def draw_from_logits(
     if has_kernels(logits.device):
         return draw_by_kernels(logits, samplings, positions)
     if _draw_on_cpu is not None and logits.device.type == "cpu":
-        temperatures = np.array([one.temperature for one in samplings], dtype=np.float32)
-        if _is_cut(samplings, logits.shape[1]):
-            logits, temperatures = shaped_scores(logits, samplings), np.sign(temperatures)
-        streams = stream_keys([one.seed for one in samplings], positions)
-        return _draw_on_cpu(logits, streams, temperatures)
+        return _draw_on_cpu(logits, pack_draws(samplings, positions, logits.shape[1]))
     return draw_ids(shaped_scores(logits, samplings), samplings, positions)
 
 
-def use_on_cpu(draw: DrawNoisy) -> None:
+def use_on_cpu(draw: DrawByTerms) -> None:
     """Have all later draws of this process on a CPU made by a compiled kernel."""
     global _draw_on_cpu
     _draw_on_cpu = draw
@@ -109,15 +105,11 @@ def draw_by_kernels(
 
     num_rows, vocab_size = logits.shape
     terms = array_to_device(pack_draws(samplings, positions, vocab_size), logits.device)
-    if _is_cut(samplings, vocab_size):
+    if any(truncates(one, vocab_size) or min_p_depth(one) > -torch.inf for one in samplings):
         cuts = row_cuts(logits, terms)
     else:
         cuts = logits.new_full((num_rows,), -torch.inf)
     return draw_rows(logits, terms, cuts)
-
-
-def _is_cut(samplings: Sequence[Sampling], vocab_size: int) -> bool:
-    return any(truncates(one, vocab_size) or min_p_depth(one) > -torch.inf for one in samplings)
 
 
 def pack_draws(

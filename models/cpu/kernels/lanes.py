@@ -226,6 +226,17 @@ def maximum(context: Any, a: Any, b: Any) -> Any:
     return typed(_larger, LANES, LANES, LANES)
 
 
+@instruction
+def where_larger(context: Any, a: Any, b: Any, one: Any, other: Any) -> Any:
+    """Return `one` in lanes where a > b, else `other`."""
+
+    def build(builder: Builder, *values: ir.Value) -> ir.Value:
+        a, b, one, other = values
+        return builder.select(builder.fcmp_ordered(">", a, b), one, other)
+
+    return typed(build, LANES, LANES, LANES, LANES, LANES)
+
+
 def _reduced(builder: Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
     """Combine the lanes in halves, always in the same order."""
     width = NUM_LANES // 2

@@ -36,6 +36,13 @@ def write_float(context: Any, address: Any, number: Any) -> Any:
 
 
 @instruction
+def read_real(context: Any, address: Any) -> Any:
+    """Read the float64 at an address."""
+    real = ir.DoubleType()
+    return typed(lambda b, a: b.load(pointer(b, a, real), align=8), types.float64, types.int64)
+
+
+@instruction
 def read_int(context: Any, address: Any) -> Any:
     """Read the int64 at an address."""
     return typed(lambda b, a: b.load(pointer(b, a, I64), align=8), types.int64, types.int64)

@@ -202,12 +202,11 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
 
 
 PORTABLE = """
-import numpy as np
 import torch
-from models.cpu.draw import draw_noisy
 from models.cpu.kernels import tile
 from models.cpu.product import KernelLinear
-from models.sampling.noise import gumbel_noise, stream_keys
+from tests.models.cpu import test_draw
+drawn = test_draw.masked(2.0, 300), test_draw.SAMPLINGS, list(range(test_draw.NUM_ROWS))
 assert (tile._HAS_PAIR_PRODUCT, tile._VECTORS_TOGETHER) == (False, 1)
 torch.manual_seed(0)
 for dtype in (torch.bfloat16, torch.float32):
@@ -218,12 +217,7 @@ for dtype in (torch.bfloat16, torch.float32):
         out = layer(rows)
         torch.testing.assert_close(out.double(), exact, rtol=far, atol=8 * far)
         assert torch.equal(layer(rows[4:5].clone())[0], out[4])
-logits, temperatures = torch.randn(40, 300), np.linspace(0, 2, 40, dtype=np.float32)
-scores = [row / float(t or 1) for row, t in zip(logits, temperatures, strict=True)]
-noise = gumbel_noise([7] * 40, range(40), 300)
-sums = [s + n * bool(t) for s, n, t in zip(scores, noise, temperatures, strict=True)]
-drawn = draw_noisy(logits, stream_keys([7] * 40, range(40)), temperatures)
-assert drawn.tolist() == [int(one.argmax()) for one in sums]
+assert test_draw.drawn(*drawn) == test_draw.by_torch(*drawn)
 print("all held")
 """
 
