@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 41_940,
     "router": 9_700,
-    "deployments": 25_210,
-    "loadtest": 29_990,
-    "tests": 76_260,
+    "deployments": 25_215,
+    "loadtest": 30_000,
+    "tests": 76_345,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

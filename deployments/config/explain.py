@@ -83,7 +83,7 @@ def admission_notes(
     by_name = {placement.name: placement for placement in placements}
     routers, targets = by_name["Router"], by_name["Target"]
     held_each, let_in_each = config.target.max_num_seqs, router.max_sessions
-    spare = int(config.target.spare)  # it has no more than a lost one had
+    spare = int(targets.has_spare)  # it has no more than a lost one had
     for num_routers, num_targets in (
         (routers.max_replicas, targets.max_replicas - spare),
         (routers.min_replicas, targets.min_replicas - spare),
@@ -221,7 +221,8 @@ def _replicas(placement: Placement) -> str:
     pieces = Counter(f"{_resources(unit)}{_where(labels)}" for unit, labels in placement.units)
     held = " + ".join(f"{n} x {piece}" if n > 1 else piece for piece, n in pieces.items())
     packed = f", {placement.strategy}" if len(placement.bundles) > 1 else ""
-    return f"{count} of {held}{packed}"
+    spare = ", one of them a spare" if placement.has_spare else ""
+    return f"{count} of {held}{packed}{spare}"
 
 
 def _resources(unit: Mapping[str, float]) -> str:
@@ -249,7 +250,6 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         *([sizes.source] if sizes.source else []),
         *([f"{_heads_named(model.heads)} in its process"] if model.heads else []),
         *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
-        *(["one of its replicas is a spare"] if model.spare else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
     if sizes.kv_tokens is None:

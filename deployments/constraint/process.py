@@ -188,6 +188,9 @@ class ChildProcess(asyncio.Protocol):
             if now - self._launched_at > self._config.start_timeout_s:
                 self._kill(f"not ready after {self._config.start_timeout_s} s (start_timeout_s)")
             return
+        if self._pending and self.pid is not None and are_stopped(threads_of(self.pid)):
+            self._kill("it is stopped, and owes an answer")
+            return
         progress = self._page.read()
         self._check_serving(progress, now)
         self._check_compiling(progress.compiling, now)
@@ -239,8 +242,6 @@ class ChildProcess(asyncio.Protocol):
         seen = (progress.num_taken, work, self._num_answered) if is_busy else None
         limit_s = self._config.mask_timeout_s
         stalled_s = self._serving.stalled_s(seen, now)
-        if stalled_s > 0 and self.pid is not None and are_stopped(threads_of(self.pid)):
-            self._kill("it is stopped, and owes an answer")
         if stalled_s <= limit_s:
             return
         cpu_s = self._cpu_s(work)

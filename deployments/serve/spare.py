@@ -1,8 +1,9 @@
 """A spare: the second of two replicas, which has all leases when the first is lost.
 
 Serve's autoscaler asks for it when the first has run for a while. So the machine is for the first
-parts at the start, and a service counts as deployed without its spares. Both replicas tell when
-they became ready, and the lease router asks the older one first.
+parts at the first start, and a service counts as deployed then. Both replicas tell when they became
+ready, and the lease router asks the older one first. If both are lost at once, both load at once,
+and share no weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ POLICY = f"{__name__}:SparePolicy"
 class SparePolicy:
     """Serve's autoscaling policy of a deployment with a spare.
 
-    Serve's controller gets it by value, so it uses nothing of this package.
+    Serve's controller imports it, or gets it by value. So this module imports next to nothing.
     """
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -33,7 +34,7 @@ class SparePolicy:
 def spare_options(has_spare: bool) -> dict[str, Any]:
     """Return the options of a deployment with a spare, or none.
 
-    `num_replicas` is not among them without one: it would contradict an autoscaling_config.
+    `num_replicas` is not among them: it would contradict an autoscaling_config of a file.
     """
     if not has_spare:
         return {}

@@ -19,7 +19,6 @@ from loadtest.frame.passes import decode_shapes, timed_shapes
 from loadtest.frame.prompts import read_kinds
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import demo
-from models.cpu.draw import draw_by_terms
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.protocol.messages import Sampling
@@ -92,6 +91,8 @@ def draws(**sampled: float) -> Lines:
 
 
 def _by_kernel(logits: Tensor, samplings: Sequence[Sampling], places: Sequence[int]) -> Tensor:
+    from models.cpu.draw import draw_by_terms  # the only experiment that needs numba itself
+
     return draw_by_terms(logits, pack_draws(samplings, places, logits.shape[1]))
 
 

@@ -99,6 +99,7 @@ def change_config(models: Models, way: Way) -> Callable[[Config], None]:
         for part in ("draft", "drafts"):
             arguments.pop(part, None)
         arguments["target"] = tree["target"]
+        section(config, "constraint")["spare"] = False  # it would load beside the first round
         for part in ("draft", "drafts"):
             if part in tree and way.sees(part):
                 arguments[part] = tree[part]

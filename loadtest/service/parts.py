@@ -78,6 +78,7 @@ class Part:
     pid: int
     node_id: str
     owner_pid: int = 0  # of a rank its coordinator's
+    began_ms: int = 0  # when it became an actor: its process may be older
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -187,12 +188,13 @@ class FaultService:
         parts, replica = self.parts(), _REPLICA_OF.get(kind, kind)
         if replica not in {_ACTOR_KINDS[f"ServeReplica:{name}"] for _, name in self._spared}:
             return parts[kind]
-        oldest = min(parts[replica], key=lambda process: float(process.create_time()))
-        owners = {part.pid: part.owner_pid for part in actors()}
+        found = {part.pid: part for part in actors()}
+        oldest = min((one.began_ms, one.pid) for one in found.values() if one.kind == replica)[1]
         return [
             process
             for process in parts[kind]
-            if oldest.pid in (process.pid, process.ppid(), owners.get(process.pid))
+            if oldest in (process.pid, _parent(process))
+            or (process.pid in found and found[process.pid].owner_pid == oldest)
         ]
 
     def missing(self) -> str:
@@ -337,7 +339,8 @@ def actors() -> list[Part]:
             kind = f"{engine}-rank"
         if kind:
             owner_pid = pids.get(_address(actor["OwnerAddress"]), 0)
-            found.append(Part(kind, actor["Pid"], actor["Address"]["NodeID"], owner_pid))
+            place, began_ms = actor["Address"]["NodeID"], int(actor["StartTime"])
+            found.append(Part(kind, actor["Pid"], place, owner_pid, began_ms))
     return found
 
 
@@ -350,6 +353,12 @@ def _append(processes: list[psutil.Process], pid: int) -> None:
         process = psutil.Process(pid)
         if is_alive(process):
             processes.append(process)
+
+
+def _parent(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return process.ppid()
+    return 0
 
 
 def _command(process: psutil.Process) -> list[str]:

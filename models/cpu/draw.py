@@ -23,7 +23,7 @@ def draw_by_terms(
 
     The lowest id counts where values tie. A row of nothing but -inf gives token 0.
     """
-    logits = logits.contiguous()
+    logits = logits.float().contiguous()
     num_rows, num_scores = logits.shape
     is_short = logits.numel() < _PARALLEL_SCORES
     num_threads = 1 if is_short else min(torch.get_num_threads(), num_rows)

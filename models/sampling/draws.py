@@ -54,6 +54,7 @@ def rank_from_logits(
 ) -> Tensor:
     """Return the sample of `draw_from_logits`, the sample without that one, and so on: [R, ranks].
 
+    Near ties may come in another order than by kernels: a guess, not a target's text, is ranked so.
     Another model with the same noise may sample these instead. If fewer tokens may be sampled, some
     id comes again.
     """

@@ -2,8 +2,8 @@
 
 A kernel is a C function of one address: that of its parameters, int64 numbers in a row. numba
 compiles it for this CPU at its first use and keeps the machine code on disk. The folder is named by
-the sources of all kernels, so that a change in any of them is seen. Processes that start together
-take turns: one compiles a kernel, the others read it.
+the sources of all kernels, and of what they take constants from. So a change in any is seen.
+Processes that start together take turns: one compiles a kernel, the others read it.
 
 A kernel runs on the threads of torch's operations: those of the OpenMP library that torch brings. A
 second pool would fight with them for the cores, because they spin for a while after each operation.
@@ -35,6 +35,7 @@ from numba import cfunc, njit, types
 inline: Any = njit(fastmath=False, error_model="numpy")
 
 _SIGNATURE = types.void(types.voidptr)
+_CONSTANTS = ("sampling/noise.py", "sampling/truncation.py", "sampling/kernels/terms.py")
 _TURN_S = 120.0  # that another process may compile a kernel; a second is usual
 _LOOK_S = 0.02  # until it is asked again
 _lock = threading.Lock()
@@ -180,7 +181,8 @@ def _hash_of_sources() -> str:
     # numba tells CPUs apart itself, but not safely where hosts with one home start together.
     cpu = binding.get_host_cpu_name() + binding.get_host_cpu_features().flatten()
     digest = hashlib.sha256(f"{numba.__version__} {cpu}".encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    own, models = Path(__file__).parent, Path(__file__).parents[2]
+    for file in (*sorted(own.glob("*.py")), *(models / name for name in _CONSTANTS)):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -20,6 +20,7 @@ from models.cpu.kernels.emit import (
     F32,
     I32,
     I64,
+    LONGS,
     NUM_LANES,
     Builder,
     constant,
@@ -50,7 +51,6 @@ Limits = tuple[np.float32, int, float]  # min-p's depth below the best score, to
 _FIRST_DEPTH, _LAST_DEPTH = np.float32(8), np.float32(64)  # below the best, of what is gathered
 _LOW = (1 << 32) - 1
 _REALS = ir.VectorType(ir.DoubleType(), NUM_LANES)
-_LONGS = ir.VectorType(I64, NUM_LANES)
 
 
 @instruction
@@ -85,8 +85,8 @@ def weight_sum(context: Any, lanes: Any) -> Any:
 
     def build(builder: Builder, lanes: ir.Value) -> ir.Value:
         reals = builder.fmul(builder.fpext(lanes, _REALS), constant(_REALS, WEIGHT_ONE))
-        longs = builder.fptosi(reals, _LONGS)
-        kind = ir.FunctionType(I64, [_LONGS])
+        longs = builder.fptosi(reals, LONGS)
+        kind = ir.FunctionType(I64, [LONGS])
         name = "llvm.vector.reduce.add.v16i64"
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [longs])
 
@@ -138,7 +138,7 @@ def _gather(
         if largest(_scores(row, first, num_scores, temperature)) >= least:
             for token in range(first, min(first + NUM_LANES, num_scores)):
                 score = read_float(row + 4 * token) / temperature
-                if score >= least:
+                if score >= least and score > -np.inf:
                     write_int(keys + WORD * count, (ordered_by(score) << 32) | (_LOW - token))
                     count += 1
     return count
@@ -189,15 +189,17 @@ def _sort_staying(
         top = score_of(read_int(keys))
         if staying >= top_k and top != last:
             break
-        if total > 0 and top != last and sum_ >= top_p * total:
+        if total > 0 and staying > 0 and top != last and sum_ >= top_p * total:
             return staying
         key = _take_best(keys, count - staying)
         sum_ += _weight(key, best)
         last = top
         staying += 1
-    if staying == count and not is_all and (total > 0 or staying < top_k):
+    if staying == count and not is_all and sum_ < top_p * total:
         return -1
-    if top_p >= 1:
+    if staying == count and not is_all and total == 0 and staying < top_k:
+        return -1
+    if top_p >= 1 or total > 0:
         return staying
     total, sum_ = sum_, 0
     for number in range(staying):
@@ -223,7 +225,8 @@ def drawn_of_likely(
     best = _best(row, num_scores, temperature)
     if best == -np.inf:
         return 0
-    floor = best + depth
+    # Without min-p there is none, also where the best is infinite: their sum would be no number.
+    floor = best + depth if depth > -np.inf else np.float32(-np.inf)
     is_sorted = top_k < num_scores or top_p < 1
     needs_total = top_k >= num_scores and top_p < 1
     total = _total(row, num_scores, temperature, best, floor) if needs_total else 0
@@ -242,11 +245,11 @@ def drawn_of_likely(
 @inline
 def _drawn_of(keys: int, count: int, stream: int) -> int:
     """Return the token with the largest score and noise, the lowest where some tie."""
-    top, token = np.float32(-np.inf), -1
+    top, token = np.float32(-np.inf), 0
     for number in range(count):
         key = read_int(keys + WORD * number)
         other = _LOW - (key & _LOW)
         score = score_of(key) + largest(keep_lanes(gumbel(stream, other), 0, 1))
-        if token < 0 or score > top or (score == top and other < token):
+        if number == 0 or score > top or (score == top and other < token):
             top, token = score, other
     return token

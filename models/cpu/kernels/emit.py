@@ -26,6 +26,7 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 FLOATS = ir.VectorType(F32, NUM_LANES)
 INTS = ir.VectorType(I32, NUM_LANES)
+LONGS = ir.VectorType(I64, NUM_LANES)
 
 Builder = Any  # ir.IRBuilder
 _Build = Callable[..., ir.Value | None]

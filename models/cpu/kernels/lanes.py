@@ -64,7 +64,8 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, kind, FLOATS)
 
 
-def _float(value: float) -> ir.Constant:
+def in_lanes(value: float) -> ir.Constant:
+    """Return the float32 in all lanes, known when the kernel is compiled."""
     return constant(FLOATS, float(np.float32(value)))
 
 
@@ -268,7 +269,7 @@ def keep_lanes(context: Any, lanes: Any, first: Any, stop: Any) -> Any:
     """Put minus infinity in all lanes but first, ..., stop - 1."""
 
     def build(builder: Builder, lanes: ir.Value, first: ir.Value, stop: ir.Value) -> ir.Value:
-        return builder.select(_is_within(builder, first, stop), lanes, _float(-np.inf))
+        return builder.select(_is_within(builder, first, stop), lanes, in_lanes(-np.inf))
 
     return typed(build, LANES, LANES, types.int64, types.int64)
 
@@ -282,27 +283,27 @@ _EXP_LEAST, _EXP_MOST = -87.0, 88.0
 _ROUNDER = 12582912.0  # 1.5 * 2^23: a sum with it has no fraction left
 _ROUNDER_BITS = 0x4B400000
 # ln(2) in two parts, of which the first has few bits, so that n * it is exact.
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 
 
 def _exp(builder: Builder, x: ir.Value) -> ir.Value:
     # Unordered: what is not a number stays so.
-    is_seen = builder.fcmp_unordered(">", x, _float(_EXP_LEAST))
-    is_high = builder.fcmp_ordered(">", x, _float(_EXP_MOST))
-    x = builder.select(is_high, _float(0), x)
-    x = builder.select(is_seen, x, _float(_EXP_LEAST))
-    shifted = emit_fma(builder, x, _float(np.log2(np.e)), _float(_ROUNDER))
-    whole = builder.fsub(shifted, _float(_ROUNDER))
-    r = emit_fma(builder, whole, _float(-_LN2_HIGH), x)
-    r = emit_fma(builder, whole, _float(-_LN2_LOW), r)
-    sum_ = _float(_EXP_POLYNOMIAL[0])
+    is_seen = builder.fcmp_unordered(">", x, in_lanes(_EXP_LEAST))
+    is_high = builder.fcmp_ordered(">", x, in_lanes(_EXP_MOST))
+    x = builder.select(is_high, in_lanes(0), x)
+    x = builder.select(is_seen, x, in_lanes(_EXP_LEAST))
+    shifted = emit_fma(builder, x, in_lanes(np.log2(np.e)), in_lanes(_ROUNDER))
+    whole = builder.fsub(shifted, in_lanes(_ROUNDER))
+    r = emit_fma(builder, whole, in_lanes(-LN2_HIGH), x)
+    r = emit_fma(builder, whole, in_lanes(-LN2_LOW), r)
+    sum_ = in_lanes(_EXP_POLYNOMIAL[0])
     for factor in _EXP_POLYNOMIAL[1:]:
-        sum_ = emit_fma(builder, sum_, r, _float(factor))
-    sum_ = builder.fadd(emit_fma(builder, sum_, builder.fmul(r, r), r), _float(1))
+        sum_ = emit_fma(builder, sum_, r, in_lanes(factor))
+    sum_ = builder.fadd(emit_fma(builder, sum_, builder.fmul(r, r), r), in_lanes(1))
     exponent = builder.sub(builder.bitcast(shifted, INTS), constant(INTS, _ROUNDER_BITS - 127))
     scale = builder.bitcast(builder.shl(exponent, constant(INTS, 23)), FLOATS)
-    power = builder.select(is_high, _float(np.inf), builder.fmul(sum_, scale))
-    return builder.select(is_seen, power, _float(0))
+    power = builder.select(is_high, in_lanes(np.inf), builder.fmul(sum_, scale))
+    return builder.select(is_seen, power, in_lanes(0))
 
 
 @instruction
@@ -316,8 +317,8 @@ def tanh(context: Any, lanes: Any) -> Any:
     """Return the hyperbolic tangent of each, to about 1e-7."""
 
     def build(builder: Builder, x: ir.Value) -> ir.Value:
-        e = _exp(builder, builder.fmul(vector_call(builder, "fabs", x), _float(-2)))
-        size = builder.fdiv(builder.fsub(_float(1), e), builder.fadd(_float(1), e))
+        e = _exp(builder, builder.fmul(vector_call(builder, "fabs", x), in_lanes(-2)))
+        size = builder.fdiv(builder.fsub(in_lanes(1), e), builder.fadd(in_lanes(1), e))
         return vector_call(builder, "copysign", size, x)
 
     return typed(build, LANES, LANES)

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import psutil
 import pytest
 
+from deployments.serve import watchdog
 from tests.harness.waiting import block_until
 
 _LIMIT_S = 30.0
@@ -63,6 +65,23 @@ def test_who_lives_is_left_alone_and_ended_once_it_is_stopped() -> None:
             assert process.wait(_LIMIT_S) == -signal.SIGKILL
             assert process.stderr is not None
             assert "neither runs nor waits for a core" in process.stderr.read()
+
+
+def test_who_is_stopped_is_found_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_STILL_LOOKS", 10**9)
+    reading, writing = os.pipe()
+    words = [sys.executable, "-c", f"import time; {_WORK['sleeps']}"]
+    with subprocess.Popen(words) as process, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(watchdog.stands_still, process.pid, reading)
+        try:
+            with pytest.raises(TimeoutError):
+                found.result(1.5)
+            process.send_signal(signal.SIGSTOP)
+            assert found.result(_LIMIT_S)
+        finally:
+            os.close(writing)
+            process.kill()
+    os.close(reading)
 
 
 def test_who_is_stuck_with_pythons_lock_is_ended() -> None:

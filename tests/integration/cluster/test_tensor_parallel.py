@@ -372,7 +372,16 @@ def spared(cluster: None, model_path: str) -> Iterator[None]:
     sizes: dict[str, Any] = {"tensor_parallel_size": 1, "lease_idle_timeout_s": WAIT_S}
     config = model(model_path, spare=True, max_num_seqs=4, **sizes)
     with applications({"spared": bind_engine("Spared", "target", config, LINK)}):
+        deadline = time.monotonic() + WAIT_S
+        while _num_running("spared", "Spared") < 2:
+            assert time.monotonic() < deadline, "the spare does not come"
+            time.sleep(0.2)
         yield
+
+
+def _num_running(application: str, deployment: str) -> int:
+    found = serve.status().applications[application].deployments[deployment].replica_states
+    return sum(count for state, count in found.items() if str(state) == "RUNNING")
 
 
 @pytest.mark.parametrize(

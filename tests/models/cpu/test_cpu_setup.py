@@ -14,6 +14,7 @@ from models.checkpoint.loader import load_checkpoint
 from models.cpu import ops as cpu_kernels
 from models.cpu import setup as cpu_setup
 from models.cpu.batch import LaneStorage
+from models.cpu.draw import draw_by_terms
 from models.cpu.fused_decoder import FusedDecoder
 from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.setup import pack, uses_kernels
@@ -23,6 +24,17 @@ from models.layers.linear import can_pack
 from tests.fakes.engines import text_logits, tiny_config
 
 MakeCheckpoint = Callable[..., str]
+
+
+def test_draws_are_the_kernels_where_the_passes_are(
+    tiny_target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[object] = []
+    monkeypatch.setattr(cpu_setup, "use_on_cpu", used.append)
+    ModelRunner(tiny_config(tiny_target, attention="reference"))
+    assert not used
+    ModelRunner(tiny_config(tiny_target))
+    assert used == [draw_by_terms]
 
 
 def test_on_a_cpu_they_are_used() -> None:

@@ -16,6 +16,7 @@ from models.sampling.draws import pack_draws
 from models.sampling.logits import shaped_scores
 from models.sampling.verification import draw_ids
 
+INFINITE = float("inf")
 SIZES = [1, 15, 16, 17, 50, 4096, 49_152]  # no vector, a part of one, whole ones, a real model's
 TEMPERATURES = (0.3, 0.7, 1.0, 1.9)
 TERMS: list[dict[str, Any]] = [
@@ -71,6 +72,50 @@ def test_it_draws_what_torch_draws(vocab_size: int, spread: float) -> None:
         own = slice(row, row + 1)
         alone = drawn(logits[own], SAMPLINGS[own], positions[own])
         assert alone == expected[own], "a row depends on its batch"
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_change_nothing(num_threads: int) -> None:
+    terms = masked(4.0, 4096), SAMPLINGS, list(range(NUM_ROWS))
+    expected = drawn(*terms)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        assert [drawn(*terms) for _ in range(5)] == [expected] * 5
+    finally:
+        torch.set_num_threads(before)
+
+
+EDGES: list[tuple[list[float], dict[str, float], list[int]]] = [
+    ([1.0, 3.0, 3.0, 2.0], {"top_p": 0.0}, [1, 2]),
+    ([1.0, 3.0, 2.0, 0.0], {"top_p": 1e-9}, [1]),
+    ([1.0, -INFINITE, 2.0, -INFINITE], {"top_k": 3}, [0, 2]),
+    ([-INFINITE, -INFINITE, 2.0, -INFINITE], {"top_p": 0.9}, [2]),
+    ([-INFINITE, 1.0, 1.0, -INFINITE], {"top_k": 20, "top_p": 0.4}, [1, 2]),
+    ([0.0, -0.0, -1.0, -2.0], {"top_k": 1}, [0, 1]),
+    ([1.0, 2.0, 2.0, 1.9], {"min_p": 1.0}, [1, 2]),
+    ([1.0, INFINITE, 2.0, INFINITE], {"top_k": 2}, [1]),  # noise parts them no more
+    ([1.0, 30.0, 2.0, 1.0], {"top_p": 0.9, "temperature": 1e-38}, [1]),
+    ([1.0, 30.0, 2.0, 1.0], {"min_p": 0.1, "temperature": 1e-38}, [1]),
+]
+
+
+@pytest.mark.parametrize(("logits", "terms", "stay"), EDGES, ids=str)
+def test_what_stays_at_the_edges(
+    logits: list[float], terms: dict[str, float], stay: list[int]
+) -> None:
+    samplings = [Sampling(**{"temperature": 1.0, **terms, "seed": n}) for n in range(60)]  # type: ignore[arg-type]
+    rows = torch.tensor([logits]).repeat(60, 1)
+    assert set(drawn(rows, samplings, list(range(60)))) == {*stay}
+    wide = torch.tensor([[*logits, *[-INFINITE] * 50_000]])  # masked by a grammar
+    assert drawn(wide, samplings[:1], [0])[0] in stay
+
+
+def test_numbers_that_are_none_give_some_id() -> None:
+    logits = torch.full((4, 40), torch.nan)
+    logits[:2, 7] = 1.0
+    cut = [Sampling(temperature=1.0, **terms) for terms in ({}, {"top_p": 0.5}) * 2]  # type: ignore[arg-type]
+    assert all(0 <= token < 40 for token in drawn(logits, cut, [0, 1, 2, 3]))
 
 
 def test_the_lowest_of_equal_ones_is_drawn() -> None:
