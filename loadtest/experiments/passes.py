@@ -72,8 +72,11 @@ def quality(by_name: Mapping[str, Way]) -> Lines:
     return lines
 
 
-def draws(**sampled: float) -> Lines:
-    """Return draws of rows of a text's logits, by the CPUs' kernel and by torch's operations."""
+def draws(one_in: int = 1, **sampled: float) -> Lines:
+    """Return draws of rows of a text's logits, by the CPUs' kernel and by torch's operations.
+
+    One token in so many is allowed, as under a grammar.
+    """
     sampling = Sampling(**{"temperature": 0.8, "seed": 7, **sampled})  # type: ignore[arg-type]
 
     @contextmanager
@@ -81,6 +84,8 @@ def draws(**sampled: float) -> Lines:
         runner = _runner(terms, Way(k=0))
         text = "\n\n".join(prompt for prompts in read_kinds().values() for prompt in prompts)
         logits = _logits(runner, Tokenizer.load(terms.models.target).encode(text)[:_WINDOW])
+        is_forbidden = torch.arange(logits.shape[1]) % one_in != 0
+        logits.masked_fill_(is_forbidden, -torch.inf)
         yield {
             f"{name}, {rows} rows": partial(_draw_ms, draw, logits[-rows:], [sampling] * rows)
             for rows in _DRAWN_ROWS
@@ -176,6 +181,7 @@ DRAWS = Experiment(
         "top-p 0.9": draws(top_p=0.9),
         "top-k 20, top-p 0.8": draws(top_k=20, top_p=0.8),
         "min-p 0.05": draws(min_p=0.05),
+        "masked, top-p 0.9": draws(one_in=2000, top_p=0.9),
     },
     goals=tuple(
         Goal(way=f"kernel, {rows} rows", to=f"torch, {rows} rows", measure="draw_ms", at_most=0.25)

@@ -123,7 +123,7 @@ def test_limits_are_those_of_the_config() -> None:
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
     found = limits(config)
     assert (found[RUNNING], found[WAITING]) == (32, 64)
-    assert (found["Target.num_sessions"], found["Draft.num_leases"]) == (36, 36)
+    assert (found["Target.num_sessions"], found["Draft.num_leases"]) == (72, 72)
     assert capacity(config) == 32
     without = yaml.safe_load((ROOT / "configs" / "no-draft.yaml").read_text())
     assert not any(name.startswith("Draft") for name in limits(without))
@@ -213,7 +213,7 @@ class Watched:
         return {"router": [psutil.Process()]}
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
-        self.num_sessions += 1
+        self.num_sessions += 2
         return {"Target": [{"num_sessions": self.num_sessions}]}
 
     def processes(self) -> list[psutil.Process]:
@@ -233,14 +233,14 @@ def test_a_report_says_everything_that_is_too_much() -> None:
     report_vitals(scene)
     claims = {claim.text: claim for claim in SOAK.claims_of(scene.result.rows, scene.terms)}
     sessions = claims["gauges, Target.num_sessions: share_of_limit"]
-    assert sessions.value == pytest.approx(40 / 36, abs=1e-3)
+    assert sessions.value == pytest.approx(80 / 72, abs=1e-3)
     assert not sessions.is_met
     assert claims[f"memory, router {psutil.Process().pid}: growth"].goal == 0.03
     assert "memory, ours together: growth" in claims
     assert claims["load, users: saturation"].value == 0.0
     assert f"{RUNNING} was never to be had" in scene.result.problems
     over_time = scene.result.extra["gauges"]["Target.num_sessions"]
-    assert (over_time["minute"], over_time["last"]) == ([0, 1, 2], 40)
+    assert (over_time["minute"], over_time["last"]) == ([0, 1, 2], 80)
 
 
 def test_minutes_keep_median_and_extremes() -> None:
