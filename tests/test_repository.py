@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 41_940,
     "router": 9_700,
     "deployments": 25_215,
-    "loadtest": 30_000,
+    "loadtest": 30_010,
     "tests": 76_345,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing

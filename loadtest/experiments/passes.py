@@ -85,7 +85,7 @@ def draws(one_in: int = 1, **sampled: float) -> Lines:
         text = "\n\n".join(prompt for prompts in read_kinds().values() for prompt in prompts)
         logits = _logits(runner, Tokenizer.load(terms.models.target).encode(text)[:_WINDOW])
         is_forbidden = torch.arange(logits.shape[1]) % one_in != 0
-        logits.masked_fill_(is_forbidden, -torch.inf)
+        logits = logits.masked_fill(is_forbidden, -torch.inf)
         yield {
             f"{name}, {rows} rows": partial(_draw_ms, draw, logits[-rows:], [sampling] * rows)
             for rows in _DRAWN_ROWS

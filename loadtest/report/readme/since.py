@@ -25,7 +25,11 @@ def _of_many_streams(name: str) -> bool:
 def _of_no_simulation_or_scenarios(name: str) -> bool:
     """Return whether it was not measured anew with a change of the day before."""
     anew = ("scenarios-demo", "simulated", "ahead-simulated")
-    return not name.startswith(anew) and name not in ("faults", "constrained-smollm2")
+    return not name.startswith(anew) and name not in ("faults", "draws", "constrained-smollm2")
+
+
+def _of_sampled_texts(name: str) -> bool:
+    return "simulated" not in name and name not in ("faults", "draws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ CHANGES = (
     Change(
         "2026-12-01", "plain decoding measured once all go on alone", _of_no_simulation_or_scenarios
     ),
+    Change("2026-12-01", "draws by a kernel on CPUs", _of_sampled_texts),
 )
 
 
