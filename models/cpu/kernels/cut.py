@@ -53,15 +53,18 @@ _LOW = (1 << 32) - 1
 _REALS = ir.VectorType(ir.DoubleType(), NUM_LANES)
 
 
+def _turned(builder: Builder, bits: ir.Value) -> ir.Value:
+    """Emit an int32 in the order of float32 scores from their bits, or the bits from that."""
+    is_negative = builder.icmp_signed("<", bits, ir.Constant(I32, 0))
+    return builder.select(is_negative, builder.xor(bits, ir.Constant(I32, 0x7FFFFFFF)), bits)
+
+
 @instruction
 def ordered_by(context: Any, score: Any) -> Any:
     """Return an int64 of 32 bits in the order of float32 scores."""
 
     def build(builder: Builder, score: ir.Value) -> ir.Value:
-        bits = builder.bitcast(score, I32)
-        turned = builder.xor(bits, ir.Constant(I32, 0x7FFFFFFF))
-        is_negative = builder.icmp_signed("<", bits, ir.Constant(I32, 0))
-        return builder.sext(builder.select(is_negative, turned, bits), I64)
+        return builder.sext(_turned(builder, builder.bitcast(score, I32)), I64)
 
     return typed(build, types.int64, types.float32)
 
@@ -72,9 +75,7 @@ def score_of(context: Any, key: Any) -> Any:
 
     def build(builder: Builder, key: ir.Value) -> ir.Value:
         bits = builder.trunc(builder.ashr(key, ir.Constant(I64, 32)), I32)
-        turned = builder.xor(bits, ir.Constant(I32, 0x7FFFFFFF))
-        is_negative = builder.icmp_signed("<", bits, ir.Constant(I32, 0))
-        return builder.bitcast(builder.select(is_negative, turned, bits), F32)
+        return builder.bitcast(_turned(builder, bits), F32)
 
     return typed(build, types.float32, types.int64)
 
