@@ -196,9 +196,8 @@ def _sort_staying(
         sum_ += _weight(key, best)
         last = top
         staying += 1
-    if staying == count and not is_all and sum_ < top_p * total:
-        return -1
-    if staying == count and not is_all and total == 0 and staying < top_k:
+    is_short = sum_ < top_p * total or (total == 0 and staying < top_k)
+    if staying == count and is_short and not is_all:
         return -1
     if top_p >= 1 or total > 0:
         return staying
