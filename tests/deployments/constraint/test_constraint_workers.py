@@ -92,7 +92,8 @@ async def test_sigkill_is_replaced_and_the_session_can_be_replayed(tokenizer_pat
             asyncio.create_task(ask(workers, message))
             for message in (asking("s"), committing("s", tokens, seq=2), opening("t"))
         ]
-        await asyncio.sleep(0.05)
+        for _ in range(2):  # submitted, then sent; later the service ends the stopped child itself
+            await asyncio.sleep(0)
         os.kill(old, signal.SIGKILL)
         miss, stale, refused = await asyncio.gather(*waiting)
         assert isinstance(miss, MaskMiss)
