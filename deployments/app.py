@@ -33,6 +33,7 @@ from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
 from deployments.ingress.service import TargetFacts
+from deployments.serve.older_first import PATH as OLDER_FIRST
 from deployments.serve.private import REQUEST_ROUTER, handle_of
 from deployments.serve.spare import spare_options
 from deployments.serve.waiting_run import end_waiting_run
@@ -120,7 +121,8 @@ def build(args: DeployedConfig) -> Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
-        request_router_config=_chosen_by(REQUEST_ROUTER),
+        request_router_config=_chosen_by(OLDER_FIRST if config.router.spare else REQUEST_ROUTER),
+        **spare_options(config.router.spare),
     ).bind(
         config.router,
         config.link,

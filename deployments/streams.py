@@ -6,8 +6,8 @@
         print(event["choices"][0]["delta"].get("content") or "", end="")
 
 A stream that breaks goes on behind its last event, at whatever router answers: the same text, no
-token twice. What was written before goes along as `prediction`, so that it is made again in few
-passes. See `deployments/api/writing/resuming.py`.
+token twice. The tokens that came before go along, so that no pass makes them again. See
+`deployments/api/writing/resuming.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Event = dict[str, Any]
+KnownIds = dict[int, list[int]]  # of each choice's tokens so far
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.8  # another router is mostly there; doubles
 _NO_ROUTE, _TOO_MANY, _SERVER_FAULT = 404, 429, 500
@@ -61,16 +62,18 @@ def events(
         Refused: the service refuses the request, or the stream ended with an error event.
         OSError, http.client.HTTPException, EOFError: the service is not reached, or no more.
     """
-    last_id, text, num_failed, news_s = "", "", 0, time.monotonic()
+    last_id, num_failed, news_s = "", 0, time.monotonic()
+    known: KnownIds = {}
     while True:
         pending: list[Event] = []
         try:
-            connection = _connection(url, resumed(body, text), last_id, api_key, silence_s)
+            connection = _connection(url, resumed(body, known), last_id, api_key, silence_s)
             for event, event_id in connection:
                 pending.append(event)
                 if event_id:  # it is of all events since the last one
                     last_id, num_failed, news_s = event_id, 0, time.monotonic()
-                    text += "".join(map(_content, pending))
+                    for one in pending:
+                        add_ids(known, one)
                     yield from pending
                     pending = []
             return
@@ -121,10 +124,20 @@ def pause_s(num_failed: int) -> float:
     return float(min(_FIRST_PAUSE_S * 2 ** (num_failed - 1), _LONGEST_PAUSE_S))
 
 
-def resumed(body: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the body to send, with what is known of the answer where the route takes that."""
-    known = {"prediction": {"type": "content", "content": text}} if text else {}
-    return {**(known if "messages" in body else {}), **body, "stream": True}
+def resumed(body: Mapping[str, Any], known: KnownIds) -> dict[str, Any]:
+    """Return the body to send; the answer has its tokens' ids, and those that are known go along.
+
+    Without ids (`return_token_ids` is false in `body`) the service makes the text again.
+    """
+    ids = [known.get(index, []) for index in range(max(known, default=-1) + 1)]
+    resumed_ids = {"resume_token_ids": ids} if any(ids) else {}
+    return {"return_token_ids": True, **body, **resumed_ids, "stream": True}
+
+
+def add_ids(known: KnownIds, event: Event) -> None:
+    """Add the ids of the tokens that an event brings."""
+    for choice in event.get("choices") or ():
+        known.setdefault(choice.get("index", 0), []).extend(choice.get("token_ids") or ())
 
 
 def is_passing(status: int, body: str) -> bool:
@@ -141,10 +154,3 @@ def _reason(body: str) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):  # a proxy's own
         return body
-
-
-def _content(event: Event) -> str:
-    """Return the text that an event adds to the only choice."""
-    choices = event.get("choices") or [{}]
-    content = (choices[0].get("delta") or {}).get("content")
-    return content if isinstance(content, str) else ""

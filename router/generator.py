@@ -80,7 +80,9 @@ class SpeculativeGenerator:
                     finish_reason=finish_reason,
                     num_prompt_tokens=len(request.prompt_ids),
                     num_completion_tokens=session.stops.num_tokens,
-                    num_cached_tokens=session.watch.stats.num_cached_tokens,
+                    num_cached_tokens=min(
+                        session.watch.stats.num_cached_tokens, len(request.prompt_ids)
+                    ),
                     speculation=stats,
                     loosened=tuple(session.guard.loosened),
                     has_grammar=request.grammar is not None and not request.is_mostly_free,

@@ -19,10 +19,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from models.protocol.errors import ConstraintViolation, InvalidRequest
 from models.protocol.messages import Verdict
 from router.rounds import Round
 from router.session import Session
+from router.stops import StopResult
 from router.types import Delta
+
+_RESUMED_AT_ONCE = 512  # tokens; others have their turn in between
 
 
 async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
@@ -32,6 +36,11 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
         ServingError: the session cannot go on; what was yielded before stays valid.
     """
     stops, guard, watch = session.stops, session.guard, session.watch
+    for start in range(0, len(session.resumed_ids), _RESUMED_AT_ONCE):
+        delta = await resume(session, session.resumed_ids[start : start + _RESUMED_AT_ONCE])
+        yield delta
+        if delta.finish_reason is not None:
+            return
     goes_together = not session.details.is_on  # else each verdict is told
     while True:
         # Plan and draft: up to k tokens, by one of the session's drafters.
@@ -80,14 +89,10 @@ async def commit(
     """
     first = verdicts[0]
     tokens = session.stops.until_eos(tokens)
-    await session.guard.validate(tokens)
-    taken = session.stops.take(tokens)
-    new = tokens[: taken.num_tokens]
-    session.committed.extend(new)
-    session.generated.extend(new)
+    taken, new = await _take(session, tokens)
     return Delta(
         taken.text,
-        tuple(new),
+        new,
         session.logprobs.shown(verdicts, len(tokens), taken),
         session.logprobs.of_prompt(first),
         taken.finish_reason,
@@ -96,6 +101,32 @@ async def commit(
         num_draft_tokens=sum(verdict.num_own_drafted for verdict in verdicts)
         + (len(asked.draft) if first.part == 0 else 0),
     )
+
+
+async def resume(session: Session, tokens: Sequence[int]) -> Delta:
+    """Commit tokens that the client has of a stream that broke; no pass makes them again.
+
+    Raises:
+        InvalidRequest: a token breaks the grammar.
+        Unavailable: as for `commit`.
+    """
+    try:
+        taken, new = await _take(session, session.stops.until_eos([*tokens]))
+    except ConstraintViolation as error:
+        raise InvalidRequest(
+            f"resume_token_ids: {error.message}", param="resume_token_ids"
+        ) from None
+    return Delta(taken.text, new, finish_reason=taken.finish_reason, num_verdicts=0)
+
+
+async def _take(session: Session, tokens: list[int]) -> tuple[StopResult, tuple[int, ...]]:
+    """Commit tokens up to the text's end; return their text and those that were committed."""
+    await session.guard.validate(tokens)
+    taken = session.stops.take(tokens)
+    new = tokens[: taken.num_tokens]
+    session.committed.extend(new)
+    session.generated.extend(new)
+    return taken, tuple(new)
 
 
 def _accepted(asked: Round, verdict: Verdict) -> list[int]:

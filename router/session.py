@@ -25,7 +25,7 @@ from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.heads import heads_alone, own_length
 from router.drafters.kind import DrafterContext, DrafterKind
 from router.drafters.registry import drafters_of
-from router.drafters.repeats.known import KnownText
+from router.drafters.repeats.known import KnownTokens
 from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
@@ -53,6 +53,7 @@ from router.types import Detokenizer, GenerationRequest
 _CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
 _SMALLER_ODDS = 0.8  # that a draft model says what a smaller one says, before any was seen
 _LEAD_IN = 6  # prompt tokens kept with an answer, so that its first tokens are found too
+_NUM_COMPARED = 16  # last tokens of what a client has that are made again; one pass drafts them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class Session:
     details: RoundLog = field(default_factory=RoundLog)
     chooser: RemoteVerifier | None = None  # weighs whole texts
     replayed: SessionReplays | None = None  # asks draft models what they would have drafted
+    resumed_ids: tuple[int, ...] = ()  # first tokens of the text, of a stream that broke
 
 
 @asynccontextmanager
@@ -184,6 +186,7 @@ class _Builder:
             ),
             details=RoundLog(stats if request.speculation.details else None),
             replayed=self._replays(),
+            resumed_ids=_resumed_ids(request),
         )
 
     def _preferred(self, models: Sequence[DrafterKind]) -> str:
@@ -303,13 +306,13 @@ class _Builder:
             known=self._known(),
         )
 
-    def _known(self) -> KnownText | None:
+    def _known(self) -> KnownTokens | None:
         """Return the drafter of what the client has, unless the deployment drafts no such text."""
-        known, allowed = self._request.known, self._services.speculation
+        known, allowed = self._request.known_ids, self._services.speculation
         is_on = allowed.enabled and allowed.max_num_free_tokens > 0
-        if known is None or not is_on or not may_draft_from_answers(self._request.sampling):
+        if not known or not is_on or not may_draft_from_answers(self._request.sampling):
             return None
-        return KnownText(self._generated, known)
+        return KnownTokens(self._generated, known)
 
     def _front(self) -> tuple[NamedFree, ...]:
         """Free drafters that begin the drafts: what is certain, then what the client foresees."""
@@ -375,3 +378,17 @@ class _Builder:
             return "structured"
         is_creative = self._request.sampling.temperature > _CREATIVE_TEMPERATURE
         return "creative" if is_creative else "free"
+
+
+def _resumed_ids(request: GenerationRequest) -> tuple[int, ...]:
+    """Return the tokens that are taken from the client as they are.
+
+    The last few are made again: they show that the text is the same. With the rejection rule it
+    is not, so all are taken. Logprobs and details are of passes, so their text is made again whole.
+    """
+    sampling, known = request.sampling, request.known_ids
+    asks_passes = max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
+    if asks_passes or request.speculation.details:
+        return ()
+    num_compared = 0 if sampling.verification == "rejection" else _NUM_COMPARED
+    return known[: max(0, len(known) - num_compared)]

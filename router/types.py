@@ -116,20 +116,6 @@ class LookaheadStats:
     advice: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownAnswer:
-    """The beginning of an answer, as its client has it.
-
-    Args:
-        num_tokens: of it.
-        tokens_after: given the tokens so far and a number, returns at most so many tokens that go
-            on with the text; none where it begins otherwise.
-    """
-
-    num_tokens: int
-    tokens_after: Callable[[Sequence[int], int], Sequence[int]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One completion, already tokenised and validated.
@@ -157,7 +143,7 @@ class GenerationRequest:
     adapter: str = ""  # of the target, by its name; "": the model itself
     prefix_key: str = ""  # the same for requests whose prompts begin alike; "": too short to matter
     prediction: PredictedText | None = None  # text that the answer mostly repeats, by the client
-    known: KnownAnswer | None = None  # its beginning that the client has, of a stream that broke
+    known_ids: tuple[int, ...] = ()  # its first tokens that the client has, of a stream that broke
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     lookahead: LookaheadSettings | None = None  # there are no choices then
 
@@ -186,7 +172,8 @@ class Delta:
     (`models.protocol.packed_logprobs`).
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that its
-    `num_verdicts` were on; 0: none were drafted. `details` are there where the request asks for
+    `num_verdicts` were on; 0: none were drafted. No verdict is on those that the client
+    had already (`GenerationRequest.known_ids`). `details` are there where the request asks for
     them. `choice_logprobs` are those of the request's `choices`, in their order.
     """
 

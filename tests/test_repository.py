@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 41_940,
-    "router": 9_700,
-    "deployments": 25_215,
-    "loadtest": 30_010,
-    "tests": 76_345,
+    "router": 9_735,
+    "deployments": 25_330,
+    "loadtest": 30_020,
+    "tests": 76_525,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from deployments.api.choices import choices_of
-from deployments.api.prompts import known_answer
 from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.sampling_terms import asked_logprobs
@@ -97,7 +96,7 @@ def completion_job(asked: CompletionRequest, model: ServedModel, begun: Begun | 
     head = answer_head(asked, prompts, model, begun)
     writer = TextWriter(head, _echoes(asked, prompts, model))
     return Job(
-        choices_of(prompts, asked.n, is_stream=asked.stream),
+        _with_known(choices_of(prompts, asked.n, is_stream=asked.stream), begun, asked, model),
         with_details(writer, asked),
         asked.stream,
         continues_prompt=True,
@@ -128,17 +127,26 @@ def _going_on(asked: Asked, begun: Begun | None) -> Asked:
 def _with_known(
     choices: list[GenerationRequest],
     begun: Begun | None,
-    asked: ChatCompletionRequest,
+    asked: GenerationFields,
     model: ServedModel,
 ) -> list[GenerationRequest]:
-    """Return the choices, each with what its client has of it; `Marks` checks their number."""
-    if begun is None or asked.prediction is None:
+    """Return the choices, each with the tokens that its client sends back.
+
+    Raises:
+        InvalidRequest: there is no such stream, or its tokens are others.
+    """
+    sent = asked.resume_token_ids
+    if not sent:
         return choices
-    text, places = asked.prediction.content, begun.places
-    return [
-        replace(choice, known=known_answer(text, place.num_tokens, model.tokenizer))
-        for choice, place in zip(choices, places, strict=False)
-    ]
+    if begun is None:
+        raise InvalidRequest(
+            f"resume_token_ids: needs Last-Event-ID, the id of a stream's event (got {len(sent)} "
+            "lists without it)",
+            param="resume_token_ids",
+        )
+    known = begun.known_ids(sent, model.tokenizer.vocab_size)
+    # `Marks` checks the number of choices.
+    return [replace(one, known_ids=ids) for one, ids in zip(choices, known, strict=False)]
 
 
 def _marks(
@@ -194,6 +202,7 @@ def answer_head(
         seed=request.sampling.seed,
         tokenizer=model.tokenizer,
         prompt_lens=tuple(len(prompt.prompt_ids) for prompt in prompts),
+        prompt_ids=[prompt.prompt_ids for prompt in prompts] if asked.return_token_ids else None,
         choices_per_prompt=asked.n,
         num_logprobs=asked_logprobs(asked),
         choice_texts=_choice_texts(asked),

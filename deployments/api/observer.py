@@ -85,7 +85,7 @@ class ChoiceObserver:
                     prefill_s, decode_s = self._first_s - self._admitted_s, now_s - self._first_s
                     sink.phases(self._choice, queue_s, prefill_s, decode_s)
                 sink.finished(self._choice, item, now_s - self._began_s)
-        elif item.token_ids:
+        elif item.token_ids and item.num_verdicts > 0:  # else the client had them already
             last_s, self._last_s = self._last_s, now_s
             self._first_s = self._first_s if last_s is not None else now_s
             for sink in self._sinks:

@@ -20,11 +20,9 @@ from models.grammar.limits import refuse
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
 from router.predicted_text import PredictedText
-from router.types import KnownAnswer
 
 _LEAST_PREFIX_TOKENS = 256  # a shorter prefill costs less than a fuller batch
 _END_CHARS = 128  # more than a template writes after the last message
-_MOST_CHARS_A_TOKEN = 16  # of a text that is drafted from, on the average
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +92,6 @@ def predicted_text(
             param=field,
         )
     return PredictedText(ids)
-
-
-def known_answer(text: str, num_tokens: int, tokenizer: Tokenizer) -> KnownAnswer:
-    """Return the beginning of an answer, `num_tokens` of a text, ready to be drafted from."""
-
-    def tokens_after(token_ids: Sequence[int], most: int) -> Sequence[int]:
-        written = tokenizer.decode(token_ids)
-        if not text.startswith(written):
-            return ()
-        rest = text[len(written) : len(written) + _MOST_CHARS_A_TOKEN * most]
-        return tokenizer.encode_piece(rest)[:most]
-
-    return KnownAnswer(num_tokens, tokens_after)
 
 
 def checked_ids(

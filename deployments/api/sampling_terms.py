@@ -35,8 +35,8 @@ def sampling_of(
         InvalidRequest: a token id is outside the vocabulary, or fields contradict each other.
     """
     vocab_size = tokenizer.vocab_size
-    _check_ids("logit_bias", (token_id for token_id, _ in request.logit_bias), vocab_size)
-    _check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
+    check_ids("logit_bias", (token_id for token_id, _ in request.logit_bias), vocab_size)
+    check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     num_logprobs = asked_logprobs(request)
     return Sampling(
         temperature=_temperature(request.temperature),
@@ -73,7 +73,12 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(found)
 
 
-def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Check that tokens are of the vocabulary.
+
+    Raises:
+        InvalidRequest: one is not.
+    """
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(

@@ -83,10 +83,10 @@ def admission_notes(
     by_name = {placement.name: placement for placement in placements}
     routers, targets = by_name["Router"], by_name["Target"]
     held_each, let_in_each = config.target.max_num_seqs, router.max_sessions
-    spare = int(targets.has_spare)  # it has no more than a lost one had
+    spares = int(routers.has_spare), int(targets.has_spare)  # which have what a lost one had
     for num_routers, num_targets in (
-        (routers.max_replicas, targets.max_replicas - spare),
-        (routers.min_replicas, targets.min_replicas - spare),
+        (routers.max_replicas - spares[0], targets.max_replicas - spares[1]),
+        (routers.min_replicas - spares[0], targets.min_replicas - spares[1]),
     ):
         let_in, held = num_routers * let_in_each, num_targets * held_each
         if let_in > held:

@@ -81,7 +81,11 @@ def default_placements(config: Models) -> list[Placement]:
     router, constraint = (
         Placement(name=name, own={"CPU": COORDINATOR_CPUS}) for name in ("Router", "Constraint")
     )
-    return [router, *models, _with_spare(config.constraint.spare, constraint)]
+    return [
+        _with_spare(config.router.spare, router),
+        *models,
+        _with_spare(config.constraint.spare, constraint),
+    ]
 
 
 def _with_spare(has_spare: bool, placement: Placement) -> Placement:

@@ -145,6 +145,7 @@ class RouterConfig(Section):
     """The HTTP side and the loop: what is served under which name and within which limits."""
 
     model_name: str = Field(default="outrider", min_length=1, description="what clients ask for")
+    spare: bool = Field(default=False, description=SPARE)
     tokenizer_path: str = Field(
         default="",
         description="folder with tokenizer.json and chat template; empty: the target's",

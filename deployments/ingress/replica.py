@@ -33,6 +33,7 @@ from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, replica_name, text_of
 from deployments.serve.private import root_url
+from deployments.serve.spare import ready_now
 from deployments.serve.timed_names import avoided
 from deployments.serve.watchdog import start_watchdog
 from models.fetch.hub import bring
@@ -119,6 +120,10 @@ class Router:
         self._config_in_force = config
         if changes:
             logger.info("limits changed: %s", ", ".join(changes))
+
+    async def record_replica_metadata(self) -> dict[str, float]:
+        """Called by Serve when the replica is ready, for request routers."""
+        return ready_now(self._config.spare)
 
     async def metrics_page(self) -> Page:
         """Return the replica's id and its instruments, for the page of the monitor."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 
+from deployments.streams import KnownIds, add_ids
 from loadtest.client.workload import Asking
 
 _DONE = "[DONE]"
@@ -41,6 +42,7 @@ class Answer:
         is_done: the stream came to its end.
         last_id: of the last event that had an id; a broken stream goes on behind it.
         num_breaks: times that the stream broke and went on.
+        known_ids: of the tokens up to the last id, where the service tells them.
     """
 
     text: str = ""
@@ -63,7 +65,9 @@ class Answer:
     is_done: bool = False
     last_id: str = ""
     num_breaks: int = 0
+    known_ids: KnownIds = field(default_factory=dict)
     _marked: tuple[int, int, int] = (0, 0, 0)  # of text, reasoning and logprobs at the last id
+    _events: list[dict[str, Any]] = field(default_factory=list)  # since the last id
 
     @property
     def num_draft_tokens(self) -> int:
@@ -79,6 +83,9 @@ class Answer:
         if line.startswith(_ID):
             self.last_id = line.removeprefix(_ID)
             self._marked = len(self.text), len(self.reasoning), len(self.logprobs)
+            for event in self._events:
+                add_ids(self.known_ids, event)
+            self._events.clear()
         if not line.startswith(_PREFIX):
             return False
         data = line.removeprefix(_PREFIX)
@@ -109,6 +116,7 @@ class Answer:
         num_text, num_reasoning, num_logprobs = self._marked
         self.text, self.reasoning = self.text[:num_text], self.reasoning[:num_reasoning]
         del self.logprobs[num_logprobs:]
+        self._events.clear()
         self.error = self.content = ""
         self.status, self.retry_after_s = 0, None
         self.num_breaks += 1
@@ -135,6 +143,7 @@ class Answer:
         if event.get("error"):
             self.error = f"error event: {data[:_KEPT_CHARACTERS]}"
             return
+        self._events.append(event)
         for choice in event.get("choices") or ():
             self._add_text(choice, now_s)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason

@@ -78,6 +78,8 @@ async def ask(
     """
     answer = Answer(began_s=time.perf_counter(), status=0)
     seen, num_failed, end_s = "", 0, answer.began_s + goes_on_s
+    if goes_on_s > 0 and body.get("stream"):
+        body = resumed(body, {})
     while await _breaks(client, body, path, answer, on_event, leave_after):
         now_s = time.perf_counter()
         if answer.last_id != seen:
@@ -103,7 +105,7 @@ async def _breaks(
     """Read an answer over one connection; return whether its rest may be had over another."""
     headers = {"last-event-id": answer.last_id} if answer.last_id else {}
     try:
-        sent = resumed(body, answer.text) if answer.last_id else body
+        sent = resumed(body, answer.known_ids) if answer.last_id else body
         async with client.stream("POST", path, json=sent, headers=headers) as response:
             answer.status = response.status_code
             kind = response.headers.get("content-type", "")

@@ -191,7 +191,7 @@ def section(config: Config, name: str) -> Config:
 
 def set_spares(config: Config, has_spare: bool) -> None:
     """Give every part a spare that may have one, or none."""
-    for part in ("target", "constraint"):
+    for part in ("target", "constraint", "router"):
         section(config, part)["spare"] = has_spare
 
 

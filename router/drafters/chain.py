@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from models.protocol.messages import MAX_DRAFT_TOKENS, DraftProbs, Proposal
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.repeats.known import KnownText
+from router.drafters.repeats.known import KnownTokens
 from router.ports import DrafterTraits, FreeDraft, FreeDrafter
 from router.rounds import Segment
 
@@ -55,7 +55,7 @@ class ChainTerms:
     max_tokens: int = MAX_DRAFT_TOKENS
     max_free_tokens: int = 0
     survival: Callable[[DrafterTraits, int], Sequence[float]] = lambda _, num: (1.0,) * num
-    known: KnownText | None = None
+    known: KnownTokens | None = None
 
 
 class Chain:

@@ -57,8 +57,14 @@ class Drafting:
         self._min_survival = LEAST_SURVIVAL  # the newest plan's
 
     def start(self) -> None:
-        """Let drafters that have to connect begin to, unless by plan nobody drafts now."""
-        if not self._rules.why_off() and self._watch.planner.wants_drafter:
+        """Let drafters that have to connect begin to, unless by plan nobody drafts now.
+
+        Those of a text that goes on begin after its first pass. Its client waits for that pass,
+        and the drafters may share its cores.
+        """
+        if self._terms.known is not None or self._rules.why_off():
+            return
+        if self._watch.planner.wants_drafter:
             self._drafters.start()
 
     @property

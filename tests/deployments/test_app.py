@@ -41,7 +41,11 @@ def deployments(app: Any) -> dict[str, Any]:
 MAX_INLINE_BYTES = 100 * 1024  # of Ray: a larger answer goes through object stores
 
 
-@pytest.mark.parametrize("app", [build(config()), build_monitor(MonitorConfig())])
+@pytest.mark.parametrize(
+    "app",
+    [build(config()), build(config(router={"spare": True})), build_monitor(MonitorConfig())],
+    ids=["service", "spare router", "monitor"],
+)
 def test_a_replica_can_tell_a_new_controller_all_of_itself_in_one_message(app: Any) -> None:
     """After the head's death nothing larger arrives for a minute, and Serve kills the replica."""
     for name, told in options_of(app).items():
@@ -56,13 +60,13 @@ def options_of(app: Any) -> dict[str, DeploymentConfig]:
     return {name: found._deployment_config for name, found in deployments(app).items()}
 
 
-@pytest.mark.parametrize("name", ["Target", "Constraint"])
+@pytest.mark.parametrize("name", ["Target", "Constraint", "Router"])
 @pytest.mark.parametrize("has_spare", [True, False])
 def test_what_has_a_spare_is_scaled_to_two_replicas_as_soon_as_one_runs(
     name: str, has_spare: bool
 ) -> None:
     target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
-    sections: dict[str, dict[str, Any]] = {"target": target, "constraint": {}}
+    sections: dict[str, dict[str, Any]] = {"target": target, "constraint": {}, "router": {}}
     sections[name.lower()]["spare"] = has_spare
     told = options_of(build(config(**sections)))[name]
     assert told.num_replicas == 1

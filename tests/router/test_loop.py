@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from models.protocol.errors import ConstraintViolation, MaskUnavailable
+from models.protocol.errors import ConstraintViolation, InvalidRequest, MaskUnavailable
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import DRAFT_MODEL
@@ -239,6 +239,44 @@ async def test_the_grammar_sees_exactly_what_is_emitted() -> None:
     constrainer = ScriptedConstrainer()
     _, ids, _ = await collect(parts(drafter=ScriptedDrafter([2, None]), constrainer=constrainer))
     assert constrainer.committed == ids
+
+
+@pytest.mark.parametrize("has_grammar", [False, True])
+async def test_tokens_that_the_client_has_are_committed_without_a_pass(has_grammar: bool) -> None:
+    expected = continuation(PROMPT, 700)
+    constrainer = ScriptedConstrainer() if has_grammar else None
+    verifier = ScriptedVerifier()
+    session = parts(k=0, verifier=verifier, constrainer=constrainer, max_tokens=700)
+    session = dataclasses.replace(session, resumed_ids=tuple(expected[:690]))
+    deltas = await deltas_of(session)
+    assert [token for delta in deltas for token in delta.token_ids] == expected
+    assert "".join(delta.text for delta in deltas) == letters(expected)
+    known = [len(delta.token_ids) for delta in deltas if delta.num_verdicts == 0]
+    assert known == [512, 178], "others have their turn in between"
+    assert verifier.rounds == [(0, 8), (0, 0)], "only the rest takes passes"
+    assert constrainer is None or constrainer.committed == expected
+
+
+async def test_tokens_that_the_client_has_may_end_the_text() -> None:
+    expected = continuation(PROMPT, 40)
+    whole, verifier = letters(expected), ScriptedVerifier()
+    for tokens, text, reason in (
+        ([*expected[:6], 0, 3], whole[:6], "stop"),
+        (expected[:20], whole[:9], "stop"),
+    ):
+        session = parts(verifier=verifier, stop=[whole[9:12]])
+        session = dataclasses.replace(session, resumed_ids=tuple(tokens))
+        found, _, finish = await collect(session)
+        assert (found, finish) == (text, reason)
+    assert verifier.rounds == []
+
+
+async def test_tokens_of_the_client_that_break_the_grammar_are_refused() -> None:
+    session = parts(constrainer=ScriptedConstrainer(7))
+    session = dataclasses.replace(session, resumed_ids=tuple(continuation(PROMPT, 20)))
+    with pytest.raises(InvalidRequest, match=r"resume_token_ids: token .* position 7 breaks"):
+        await collect(session)
+    assert session.committed.ids == [*PROMPT]
 
 
 class MaskLosingVerifier(ScriptedVerifier):

@@ -15,6 +15,7 @@ None here: writers put their JSON into the place of `null` (`api/writing/json_ch
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, Required
 
 import msgspec
@@ -180,6 +181,7 @@ class ChatChoice(Shape, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason
     choice_probabilities: list[ChoiceProbability] | UnsetType = UNSET  # in the list's order
+    token_ids: Sequence[int] | UnsetType = UNSET  # of all its text
 
 
 class ChatCompletion(Shape, kw_only=True):
@@ -192,6 +194,7 @@ class ChatCompletion(Shape, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     seed: int
     metrics: Metrics
     speculation_details: list[ChoiceDetails] | UnsetType = UNSET
@@ -230,6 +233,7 @@ class ChatChunkChoice(Shape):
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason | None = None
     choice_probabilities: list[ChoiceProbability] | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET  # since its event before
 
 
 class ChatCompletionChunk(Shape, kw_only=True):
@@ -240,6 +244,7 @@ class ChatCompletionChunk(Shape, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET  # on the first event of each choice
     usage: TokenCounts | UnsetType | None = UNSET
     seed: int | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
@@ -255,6 +260,8 @@ class TextChoice(Shape):
     finish_reason: Literal["stop", "length"] | None = None
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     choice_probabilities: list[ChoiceProbability] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in a stream: on its first event
+    token_ids: Sequence[int] | UnsetType = UNSET  # in a stream: since its event before
 
 
 class Completion(Shape, kw_only=True):

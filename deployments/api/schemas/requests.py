@@ -33,6 +33,7 @@ from deployments.api.schemas.sampling_fields import (
     BadWords,
     LogitBias,
     NoFalse,
+    ResumedIds,
     StopTokenIds,
 )
 from deployments.api.schemas.strict_fields import BodyFields, StrictFields, integers, refuse_value
@@ -191,7 +192,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "priority": (0,),
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
@@ -245,6 +245,8 @@ class GenerationFields(SharedFields):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool = False
+    resume_token_ids: list[ResumedIds] = Field(default_factory=list)  # with Last-Event-ID
 
 
 class ChatCompletionRequest(GenerationFields):

@@ -19,6 +19,7 @@ _BIAS_LIMIT = 100
 _MAX_WORDS = 256  # every row looks at each of them
 _MAX_WORD_CHARS = 256
 _MAX_STOP_IDS = 128
+MAX_BODY_IDS = 262_144  # tokens of one list; its text is about a megabyte
 _ID = re.compile(r"[0-9]{1,9}")
 
 
@@ -92,6 +93,7 @@ LogitBias = Annotated[
 ]
 BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
 StopTokenIds = Annotated[list[int], token_ids_to(_MAX_STOP_IDS)]
+ResumedIds = Annotated[list[int], token_ids_to(MAX_BODY_IDS)]
 NoFalse = BeforeValidator(
     _no_false,
     json_schema_input_type=Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | Literal[False] | None,

@@ -10,11 +10,9 @@ from pydantic import Field
 from deployments.api.history.message import Messages
 from deployments.api.schemas.answers import Shape
 from deployments.api.schemas.chat_fields import TemplateSettings
-from deployments.api.schemas.sampling_fields import token_ids_to
+from deployments.api.schemas.sampling_fields import MAX_BODY_IDS, token_ids_to
 from deployments.api.schemas.strict_fields import BodyFields
 from deployments.api.schemas.tool_fields import ToolList
-
-MAX_TOKENS = 262_144  # tokens of one body; its text is about a megabyte
 
 
 class TokenizeRequest(BodyFields):
@@ -44,7 +42,7 @@ class DetokenizeRequest(BodyFields):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], token_ids_to(MAX_TOKENS)]
+    tokens: Annotated[list[int], token_ids_to(MAX_BODY_IDS)]
 
 
 class TokenizeAnswer(Shape):

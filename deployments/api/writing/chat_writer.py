@@ -55,6 +55,7 @@ class ChatWriter(Writer):
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
+        self._ids: list[list[int]] = [[] for _ in range(head.num_choices)]
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
@@ -62,6 +63,7 @@ class ChatWriter(Writer):
         await in_slices(delta.shown, self._logprobs[index].add)
         await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
         self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
+        self._ids[index] += delta.token_ids
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
@@ -76,6 +78,7 @@ class ChatWriter(Writer):
             seed=head.seed,
             metrics=metrics_of(together),
             prompt_logprobs=UNSET if head.num_prompt_logprobs < 0 else None,
+            prompt_token_ids=head.prompt_ids_of(0),
         )
         choices = listed([self._choice(index, end) for index, end in enumerate(ends)])
         *chunks, tail = with_value(answer.to_json(), "choices", choices, instead="[]")
@@ -85,10 +88,10 @@ class ChatWriter(Writer):
 
     def opening(self) -> list[bytes]:
         """See `Writer`."""
-        return [
-            self._chunk(index, turn.first_delta()).to_json()
-            for index, turn in enumerate(self._turns)
-        ]
+        chunks = [self._chunk(index, turn.first_delta()) for index, turn in enumerate(self._turns)]
+        for chunk in chunks:
+            chunk.prompt_token_ids = self.head.prompt_ids_of(0)
+        return [chunk.to_json() for chunk in chunks]
 
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """See `Writer`."""
@@ -96,10 +99,14 @@ class ChatWriter(Writer):
         deltas = self._turns[index].deltas(delta.text)
         if not deltas and delta.shown:
             deltas = [{"content": ""}]
+        if not deltas and self.head.has_ids and delta.token_ids:
+            deltas = [{}]  # ids wait for no text
         chunks = [self._chunk(index, one) for one in deltas]
         of_list = probabilities_of(self.head.choice_texts, delta)
         if of_list and chunks:
             chunks[0].choices[0].choice_probabilities = of_list
+        if chunks:
+            chunks[0].choices[0].token_ids = self.head.ids(delta.token_ids)
         bodies = [chunk.to_json() for chunk in chunks]
         if self.head.num_logprobs < 0 or not bodies:
             return bodies
@@ -126,6 +133,7 @@ class ChatWriter(Writer):
             message=turn.message(),
             finish_reason=turn.finish_reason(end.finish_reason),
             choice_probabilities=self._of_list[index] or UNSET,
+            token_ids=self.head.ids(self._ids[index]),
         )
         body = choice.to_json()
         if self.head.num_logprobs < 0:

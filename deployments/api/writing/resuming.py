@@ -4,7 +4,9 @@ Each event of a stream ends with an id. It says which answer this is, its seed, 
 choice the client has by then. A client that comes back sends the same body, with the last id in the
 header `Last-Event-ID`. A text is a function of its seed, so the text is made again from its start.
 The writer is shown all of it, and the client gets only what it lacks. A checksum of the tokens
-tells a text that has parted, such as one of another model.
+tells a text that has parted, such as one of another model. A client that has the tokens too, by
+`return_token_ids`, sends them back as `resume_token_ids`. Then all but the last few are not made
+again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from deployments.api.sampling_terms import check_ids
 from deployments.api.schemas.requests import StreamParted
 from deployments.api.schemas.strict_fields import shown
 from deployments.api.writing.writers import AnswerHead
@@ -23,6 +26,7 @@ from models.protocol.errors import InvalidRequest
 from router.types import Delta
 
 HEADER = "last-event-id"
+_RESUMED_IDS = "resume_token_ids"
 _PLACE = r"\d{1,9}-\d{1,9}-\d{1,9}-[0-9a-f]{1,8}"
 _FORM = re.compile(rf"([\w-]{{1,64}})/(\d{{1,12}})/(\d{{1,20}})/({_PLACE}(?:,{_PLACE})*)", re.ASCII)
 _MAX_CHARS = 65_536
@@ -42,7 +46,7 @@ class Place(NamedTuple):
             self.num_tokens + len(delta.token_ids),
             self.num_chars + len(delta.text),
             self.num_shown + len(delta.shown),
-            zlib.crc32(array("q", delta.token_ids).tobytes(), self.checksum),
+            _checksum(delta.token_ids, self.checksum),
         )
 
 
@@ -85,6 +89,23 @@ class Begun:
         """Return the id of the event that has brought the client so far."""
         places = ",".join(f"{p[0]}-{p[1]}-{p[2]}-{p[3]:x}" for p in self.places)
         return f"{self.id}/{self.created}/{self.seed}/{places}"
+
+    def known_ids(self, sent: Sequence[Sequence[int]], vocab_size: int) -> list[tuple[int, ...]]:
+        """Return the tokens of each choice that its client has, as it sends them back.
+
+        Raises:
+            InvalidRequest: they are not those of the stream.
+        """
+        if len(sent) > len(self.places):
+            raise _wrong_ids("", f"at most {len(self.places)} lists, one for a choice", len(sent))
+        for index, place in enumerate(self.places):
+            at, ids = f"[{index}]", sent[index] if index < len(sent) else ()
+            if len(ids) != place.num_tokens:
+                raise _wrong_ids(at, f"the choice's {place.num_tokens} tokens so far", len(ids))
+            check_ids(f"{_RESUMED_IDS}{at}", ids, vocab_size)
+            if _checksum(ids) != place.checksum:
+                raise _wrong_ids(at, "the tokens that the stream had", "others")
+        return [tuple(ids) for ids in sent]
 
     def check_seed(self, seed: int | None) -> None:
         """Check that a body asks for the same answer.
@@ -200,6 +221,14 @@ def _split(delta: Delta, place: Place, goal: Place) -> tuple[Delta, Delta]:
         details=rest,
     )
     return old, new
+
+
+def _checksum(ids: Sequence[int], before: int = 0) -> int:
+    return zlib.crc32(array("q", ids).tobytes(), before)
+
+
+def _wrong_ids(at: str, due: str, got: object) -> InvalidRequest:
+    return InvalidRequest(f"{_RESUMED_IDS}{at}: must be {due} (got {got})", param=_RESUMED_IDS)
 
 
 def _parted(goal: Place) -> StreamParted:

@@ -53,11 +53,12 @@ class TextWriter(Writer):
         self._names = TokenNames(head.tokenizer)
         self._counts = RunningCounts(head)
         self._echoed: dict[int, TextLogprobsJson] = {}  # by prompt: of an echo, all its choices'
-        self._begun: set[int] = set()  # choices of a stream whose echo is out
+        self._begun: set[int] = set()  # choices of a stream that have an event
         # State of an answer that is not streamed, by choice and by prompt:
         self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
         self._logprobs = [self._new_logprobs(index) for index in range(head.num_choices)]
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
+        self._ids: list[list[int]] = [[] for _ in range(head.num_choices)]
         self._of_prompt = [
             PromptLogprobsJson(self._names, head.num_prompt_logprobs) for _ in head.prompt_lens
         ]
@@ -66,6 +67,7 @@ class TextWriter(Writer):
         """See `Writer`."""
         self._texts[index].append(delta.text)
         self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
+        self._ids[index] += delta.token_ids
         await in_slices(delta.shown, self._logprobs[index].add)
         if delta.prompt_logprobs is None:
             return
@@ -87,22 +89,29 @@ class TextWriter(Writer):
         """See `Writer`."""
         self._counts.add(index, delta)
         prompt = self.head.prompt_of(index)
-        is_first = bool(self._echoes) and index not in self._begun
-        if not is_first and not delta.text and not delta.shown:
+        is_first = index not in self._begun
+        echo = self._echoes[prompt] if is_first and self._echoes else None
+        has_ids = self.head.has_ids and (is_first or delta.token_ids)  # they wait for no text
+        if not (delta.text or delta.shown or has_ids) and echo is None:
             return []
-        text = self._echoes[prompt].text + delta.text if is_first else delta.text
+        text = delta.text if echo is None else echo.text + delta.text
         of_list = probabilities_of(self.head.choice_texts, delta) or UNSET
-        choice = TextChoice(index=index, text=text, choice_probabilities=of_list)
+        choice = TextChoice(
+            index=index,
+            text=text,
+            choice_probabilities=of_list,
+            token_ids=self.head.ids(delta.token_ids),
+            prompt_token_ids=self.head.prompt_ids_of(index) if is_first else UNSET,
+        )
+        self._begun.add(index)
         body = self._chunk(choice).to_json()
         if self.head.num_logprobs < 0:
-            self._begun.add(index)
             return [body]
-        if is_first:
-            self._begun.add(index)
+        if echo is not None:
             await self._take_echo(prompt, delta.prompt_logprobs or ())
         logprobs = self._new_logprobs(index)
         await in_slices(delta.shown, logprobs.add)
-        chunks = logprobs.chunks_after(self._echoed[prompt] if is_first else None)
+        chunks = logprobs.chunks_after(None if echo is None else self._echoed[prompt])
         return [b"".join(with_value(body, "logprobs", chunks))]
 
     def closing(self, index: int, finished: Finished) -> list[bytes]:
@@ -125,6 +134,8 @@ class TextWriter(Writer):
             finish_reason=end.finish_reason,
             prompt_logprobs=UNSET if head.num_prompt_logprobs < 0 else None,
             choice_probabilities=self._of_list[index] or UNSET,
+            prompt_token_ids=head.prompt_ids_of(index),
+            token_ids=head.ids(self._ids[index]),
         )
         chunks = [choice.to_json()]
         if head.num_logprobs >= 0:

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import (
     ChatCompletionChunk,
@@ -35,6 +37,7 @@ class AnswerHead:
     seed: int
     tokenizer: Tokenizer
     prompt_lens: tuple[int, ...] = (0,)  # tokens of each prompt
+    prompt_ids: Sequence[Sequence[int]] | None = None  # None: the answer has no token ids
     choices_per_prompt: int = 1  # prompt i has those from i times this on
     include_usage: bool = False  # a stream has an event with it at the end
     has_continuous_usage: bool = False  # and counts so far on all others
@@ -46,6 +49,19 @@ class AnswerHead:
     def num_choices(self) -> int:
         """Choices of all prompts together."""
         return len(self.prompt_lens) * self.choices_per_prompt
+
+    @property
+    def has_ids(self) -> bool:
+        """True if the answer has the ids of all tokens."""
+        return self.prompt_ids is not None
+
+    def prompt_ids_of(self, choice: int) -> Sequence[int] | UnsetType:
+        """Return the ids of a choice's prompt, as the answer has them."""
+        return UNSET if self.prompt_ids is None else self.prompt_ids[self.prompt_of(choice)]
+
+    def ids(self, token_ids: Sequence[int]) -> Sequence[int] | UnsetType:
+        """Return the ids of a choice, as the answer has them."""
+        return token_ids if self.has_ids else UNSET
 
     def prompt_of(self, choice: int) -> int:
         """Return the number of the prompt that a choice answers."""

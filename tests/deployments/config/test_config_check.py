@@ -263,14 +263,18 @@ def test_an_address_of_another_family_is_not_in_use(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     "change",
-    ["Router.num_replicas=3", "router.max_sessions=96", "Router.user_config.max_sessions=96"],
+    [
+        "Router.num_replicas=3 router.spare=false",
+        "router.max_sessions=96",
+        "Router.user_config.max_sessions=96",
+    ],
 )
 def test_notes_are_told_and_the_config_is_served(
     capsys: pytest.CaptureFixture[str], change: str
 ) -> None:
     plain = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port())
     assert "routers let in" not in plain[1]
-    changes = change, "draft.max_model_len=256"
+    changes = *change.split(), "draft.max_model_len=256"
     status, said, _ = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), *changes)
     assert status == 0
     assert "note: draft.max_model_len 256 is below target.max_model_len" in said

@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import random
+import zlib
+from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.streams import Refused, events, is_passing, resumed
+from deployments.api.writing.resuming import Begun, Place
+from deployments.streams import KnownIds, Refused, add_ids, events, is_passing, resumed
 from tests.harness.cutting import NEW_PROXY, cutting
-from tests.harness.local import demo_grammar_host, demo_http
+from tests.harness.local import demo_grammar_host, demo_http, demo_tokenizer
 from tests.harness.served_demo import demo_over_http
 
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
@@ -73,6 +76,13 @@ def blocks_of(text: str) -> Iterator[tuple[Event, str]]:
             yield json.loads(fields["data"]), fields.get("id", "")
 
 
+def ids_of(events: Sequence[Event]) -> KnownIds:
+    known: KnownIds = {}
+    for event in events:
+        add_ids(known, event)
+    return known
+
+
 async def stream(
     client: httpx.AsyncClient, body: dict[str, Any], last_id: str = ""
 ) -> list[tuple[Event, str]]:
@@ -94,6 +104,7 @@ def joined(stream: Sequence[Event]) -> dict[Any, Any]:
             of["text"] += delta.get("content") or ""
             of["role"] = delta.get("role") or of.get("role")
             of["reason"] = choice["finish_reason"]
+            of["ids"] = of.get("ids", []) + choice.get("token_ids", [])
             of["tokens"] += [
                 (one["token"], one["logprob"])
                 for one in (choice.get("logprobs") or {"content": []})["content"]
@@ -109,9 +120,11 @@ def countless(found: dict[Any, Any]) -> dict[Any, Any]:
     return found | {"usage": usage}
 
 
+@pytest.mark.parametrize("has_ids", [False, True], ids=["made again", "ids"])
 @pytest.mark.parametrize("case", CASES)
-async def test_a_stream_goes_on_elsewhere_as_if_nothing_had_been(case: str) -> None:
-    body, rng = body_of(CASES[case]), random.Random(case)
+async def test_a_stream_goes_on_elsewhere_as_if_nothing_had_been(case: str, has_ids: bool) -> None:
+    body = body_of(CASES[case] | {"return_token_ids": has_ids})
+    rng = random.Random(f"{case} {has_ids}")
     async with two_routers() as routers:
         whole = await stream(routers[0], body)
         expected = countless(joined([event for event, _ in whole]))
@@ -120,40 +133,122 @@ async def test_a_stream_goes_on_elsewhere_as_if_nothing_had_been(case: str) -> N
         assert marked[-1] == len(whole) - 1, "the last event has one as well"
         for cut in {marked[0], marked[-1], *rng.sample(marked, min(4, len(marked)))}:
             begun, last_id = [event for event, _ in whole[: cut + 1]], whole[cut][1]
-            rest = await stream(routers[1], body, last_id)
+            rest = await stream(routers[1], resumed(body, ids_of(begun)), last_id)
             middle = rng.choice([number for number, (_, one) in enumerate(rest) if one])
-            again = await stream(routers[0], body, rest[middle][1])
+            known = ids_of([*begun, *(event for event, _ in rest[: middle + 1])])
+            again = await stream(routers[0], resumed(body, known), rest[middle][1])
             for parts in (rest, rest[: middle + 1] + again):
                 found = joined([*begun, *(event for event, _ in parts)])
                 assert countless(found) == expected, cut
 
 
 @pytest.mark.parametrize("speculation", [{"k": 0}, {"k": 3}, {"enabled": False}, {}])
-async def test_text_that_the_client_has_is_made_again_in_few_passes(
-    speculation: dict[str, Any],
-) -> None:
-    """Its k is for what is new; a client that only says that it knows the text gains nothing."""
+async def test_tokens_that_the_client_has_are_not_made_again(speculation: dict[str, Any]) -> None:
     fields = {"temperature": 1, "seed": 106, "max_tokens": 200, "ignore_eos": True}
-    body = body_of(fields | {"speculation": speculation})
+    body = body_of(fields | {"speculation": speculation, "return_token_ids": True})
     async with two_routers() as (one, other):
         whole = await stream(one, body)
-        events = [event for event, _ in whole]
-        expected = joined(events)[0]["text"]
         cut = 2 * len(whole) // 3
-        last_id = whole[cut][1]
-        known = joined([*events[: cut + 1], events[-1]])[0]["text"]
-        num_known = int(last_id.rpartition("/")[2].split("-")[0])
-        for said, most_passes in ((known, 200 - num_known + 15), ("A wrong one. " * 9, 200)):
-            rest = await stream(other, resumed(body, said), last_id)
-            assert (
-                joined([*events[: cut + 1], *(event for event, _ in rest)])[0]["text"] == expected
-            )
-            assert rest[-1][0]["metrics"]["rounds"]["num_rounds"] <= most_passes
-            drafts = rest[-1][0]["metrics"]["speculative_decoding"]
-            num_right = drafts["num_accepted_draft_tokens_by"]["prediction"]
-            assert num_right >= 0.9 * num_known if said == known else num_right < 8
-            if said != known and speculation in ({"k": 0}, {"enabled": False}):
-                assert drafts["num_draft_tokens"] <= 160, "a few drafts show that it knows nothing"
+        begun, last_id = [event for event, _ in whole[: cut + 1]], whole[cut][1]
+        known = ids_of(begun)
+        rest = [event for event, _ in await stream(other, resumed(body, known), last_id)]
+    assert countless(joined([*begun, *rest])) == countless(joined([event for event, _ in whole]))
+    assert rest[-1]["metrics"]["rounds"]["num_rounds"] <= 200 - len(known[0]) + 2
+    assert rest[-1]["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] >= 15
+
+
+async def test_a_text_by_the_rejection_rule_goes_on_too_with_its_tokens() -> None:
+    """It is another text each time, so it cannot be made again."""
+    rejection = {"verification": "rejection", "k": 3}
+    fields = {"temperature": 1, "seed": 3, "speculation": rejection, "return_token_ids": True}
+    body = body_of(fields | {"max_tokens": 40, "ignore_eos": True})
+    async with two_routers() as (one, other):
+        whole = await stream(one, body)
+        marked = [number for number, (_, event_id) in enumerate(whole) if event_id]
+        for cut in (marked[len(marked) // 2], marked[-2]):
+            begun, last_id = [event for event, _ in whole[: cut + 1]], whole[cut][1]
+            rest = await stream(other, resumed(body, ids_of(begun)), last_id)
+            found = joined([*begun, *(event for event, _ in rest)])
+            assert found["usage"]["completion_tokens"] == len(found[0]["ids"]) == 40
+            assert found[0]["reason"] == "length"
+
+
+@pytest.mark.parametrize("case", ["greedy", "stop", "schema", "tools", "choices", "logprobs"])
+async def test_answers_have_the_ids_of_their_tokens(case: str) -> None:
+    body = body_of(CASES[case] | {"seed": 8, "return_token_ids": True})
+    tokenizer = demo_tokenizer()
+    async with demo_http(grammar_host=demo_grammar_host()) as client:
+        streamed = [event for event, _ in await stream(client, body)]
+        fields = {"stream": False, "stream_options": None}
+        whole = (await client.post("/v1/chat/completions", json=body | fields)).json()
+    choices = whole["choices"]
+    assert ids_of(streamed) == {choice["index"]: choice["token_ids"] for choice in choices}
+    prompts = [event["prompt_token_ids"] for event in streamed if "prompt_token_ids" in event]
+    assert prompts == [whole["prompt_token_ids"]] * len(choices)
+    assert len(prompts[0]) == whole["usage"]["prompt_tokens"]
+    for choice in choices:
+        if text := choice["message"]["content"]:  # not of a call, which is written otherwise
+            assert tokenizer.decode(choice["token_ids"]).startswith(text)
+    assert sum(len(one["token_ids"]) for one in choices) == whole["usage"]["completion_tokens"]
+
+
+async def test_completions_have_the_ids_of_each_prompt_and_choice() -> None:
+    prompts = ["Once upon", "The dog"]
+    body = {"model": "demo", "prompt": prompts, "n": 2, "seed": 4, "max_tokens": 12, "echo": True}
+    body |= {"return_token_ids": True}
+    async with demo_http() as client:
+        whole = (await client.post("/v1/completions", json=body)).json()["choices"]
+        answer = await client.post("/v1/completions", json=body | {"stream": True})
+    events = [event for event, _ in blocks_of(answer.text)]
+    assert ids_of(events) == {choice["index"]: choice["token_ids"] for choice in whole}
+    firsts = {
+        choice["index"]: choice["prompt_token_ids"]
+        for event in events
+        for choice in event["choices"]
+        if "prompt_token_ids" in choice
+    }
+    assert firsts == {choice["index"]: choice["prompt_token_ids"] for choice in whole}
+    assert firsts[0] == firsts[1] != firsts[2] == firsts[3]
+
+
+async def test_ids_that_are_not_those_of_the_stream_are_refused_by_name() -> None:
+    body = body_of({"temperature": 0, "return_token_ids": True})
+    async with two_routers() as (one, other):
+        whole = await stream(one, body)
+        cut = len(whole) // 2
+        last_id, ids = whole[cut][1], ids_of([event for event, _ in whole[: cut + 1]])[0]
+
+        async def refused(sent: Any, last_id: str = last_id, **fields: Any) -> str:
+            headers = {"last-event-id": last_id} if last_id else {}
+            asked = body | {"resume_token_ids": sent} | fields
+            answer = await other.post("/v1/chat/completions", json=asked, headers=headers)
+            error = answer.json()["error"]
+            assert answer.status_code == 400, error
+            assert error["param"].startswith("resume_token_ids"), error
+            return str(error["message"])
+
+        assert f"choice's {len(ids)} tokens" in await refused([ids[:-1]])
+        assert "(got others)" in await refused([[ids[0] + 1, *ids[1:]]])
+        assert "at most 1 lists" in await refused([ids, ids])
+        assert "Last-Event-ID" in await refused([ids], "")
+        assert "must be a list of token ids" in await refused([["a"]])
+        assert "outside the vocabulary" in await refused([[2**40] * len(ids)])
+        schema = {"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}}
+        assert "breaks the grammar" in await refused([ids], response_format=schema)
+
+
+def begun_with(ids: list[int], num_chars: int) -> str:
+    checksum = zlib.crc32(array("q", ids).tobytes())
+    return str(Begun("chatcmpl-x", 1, 1, (Place(len(ids), num_chars, 0, checksum),)))
+
+
+async def test_ids_that_the_model_would_not_write_part_from_its_text() -> None:
+    ids = [5] * 60  # the last of them are made again
+    async with demo_http() as client:
+        asked = body_of({"temperature": 0, "resume_token_ids": [ids]})
+        headers = {"last-event-id": begun_with(ids, 60)}
+        answer = await client.post("/v1/chat/completions", json=asked, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "stream_parted")
 
 
 async def test_a_completion_goes_on_too_with_what_it_echoes() -> None:
@@ -212,7 +307,7 @@ async def test_a_stream_that_hides_lengths_has_no_ids() -> None:
 
 async def test_a_program_reads_on_through_broken_connections() -> None:
     body = body_of({"temperature": 1, "seed": 11, "max_tokens": 60})
-    cuts = (900, 20, 2500, NEW_PROXY)
+    cuts = (1500, 20, 2500, NEW_PROXY)
     async with demo_over_http() as target, cutting(target.root_url, *cuts) as broken:
         wholes = []
         for url in (target.root_url, broken):
@@ -227,7 +322,7 @@ async def test_a_program_does_not_wait_for_a_router_that_is_gone_without_a_word(
     body = body_of({"temperature": 0, "max_tokens": 30})
     async with (
         demo_over_http() as target,
-        cutting(target.root_url, 900, silently=True) as lost,
+        cutting(target.root_url, 1500, silently=True) as lost,
     ):
         url = f"{lost}/v1/chat/completions"
         found, expected = [
@@ -239,7 +334,7 @@ async def test_a_program_does_not_wait_for_a_router_that_is_gone_without_a_word(
 
 async def test_a_program_gives_up_a_service_that_does_not_come_back() -> None:
     body = body_of({"temperature": 0, "max_tokens": 30})
-    async with demo_over_http() as target, cutting(target.root_url, 900, *[1] * 50) as broken:
+    async with demo_over_http() as target, cutting(target.root_url, 1500, *[1] * 50) as broken:
         read = events(f"{broken}/v1/chat/completions", body, goes_on_s=1.0)
         with pytest.raises((OSError, EOFError, http.client.HTTPException)):
             await asyncio.to_thread(list, read)

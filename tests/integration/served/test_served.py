@@ -16,6 +16,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from deployments.streams import events
 from models.protocol.messages import Grammar
 from tests.cases.constraint import CONSTRAINTS, check_obeys
 from tests.cases.grammar import TEN_SCHEMAS
@@ -472,6 +473,30 @@ def test_the_draft_may_die_under_running_streams(demo: ServedDemo, client: opena
             return
         time.sleep(0.5)
     pytest.fail("the draft model did not come back within 120 s")
+
+
+def test_a_lost_routers_stream_goes_on_at_its_spare_behind_its_tokens(demo: ServedDemo) -> None:
+    url = f"{demo.base_url}/v1/chat/completions"
+    body = {"model": MODEL, "messages": STORY, "temperature": 1, "seed": 5, "max_tokens": 400}
+    body |= {"ignore_eos": True, "speculation": {"k": 0}, "stream_options": {"include_usage": True}}
+    expected = list(events(url, body))
+    routers = demo.descendants("ServeReplica:outrider:Router")
+    assert len(routers) == 2
+    older, spare = sorted(routers, key=lambda router: float(router.create_time()))
+    found: list[Any] = []
+    for event in events(url, body):
+        found.append(event)
+        if len(found) == 50:
+            older.kill()
+    assert joined_text(found) == joined_text(expected)
+    assert found[-1]["usage"]["completion_tokens"] == 400
+    assert found[-1]["metrics"]["rounds"]["num_rounds"] < 380, "the first tokens took no pass"
+    assert spare.is_running()
+
+
+def joined_text(found: list[Any]) -> str:
+    choices = [choice for event in found for choice in event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def draft_ranks(demo: ServedDemo) -> list[Any]:

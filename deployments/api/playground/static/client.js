@@ -56,15 +56,17 @@ export async function limits() {
 // together: what came of them before the break comes again. One that broke before its first id is
 // asked for anew, because a browser drops what it had received and nobody had read.
 export async function* streamed(body, signal) {
+  const known = []; // ids of each choice's tokens up to the last id
   let lastId = null;
   let tries = 0;
   let wasReached = false;
   for (;;) {
     let pending = [];
     try {
-      for await (const { event, id } of attempt(body, lastId, signal)) {
+      for await (const { event, id } of attempt(resumed(body, known), lastId, signal)) {
         pending.push(event);
         if (!id) continue;
+        for (const one of pending) keepIds(known, one);
         lastId = id;
         tries = 0;
         yield* pending;
@@ -77,6 +79,18 @@ export async function* streamed(body, signal) {
       await new Promise((done) => setTimeout(done, FIRST_PAUSE_MS * 2 ** tries));
       tries += 1;
     }
+  }
+}
+
+// The body to send: tokens that go along are made again in few passes, or in none.
+function resumed(body, known) {
+  const ids = Array.from(known, (each) => each ?? []);
+  return { return_token_ids: true, ...body, ...(ids.length && { resume_token_ids: ids }) };
+}
+
+function keepIds(known, event) {
+  for (const { index, token_ids: ids } of event.choices ?? []) {
+    known[index] = (known[index] ?? []).concat(ids ?? []);
   }
 }
 
