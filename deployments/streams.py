@@ -6,7 +6,7 @@
         print(event["choices"][0]["delta"].get("content") or "", end="")
 
 A stream that breaks goes on behind its last event, at whatever router answers: the same text, no
-token twice. The tokens that came before go along, so that no pass makes them again. See
+token twice. The tokens that came before go along, so that few are made again. See
 `deployments/api/writing/resuming.py`.
 """
 

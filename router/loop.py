@@ -16,14 +16,17 @@ Take k = 4, a draft [a, b, c, d] and a verdict (2 accepted, token x). The round 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from models.protocol.errors import ConstraintViolation, InvalidRequest
 from models.protocol.messages import Verdict
+from models.protocol.token_sequence import TokenSequence
+from router.guard import GrammarGuard, NoGrammar
 from router.rounds import Round
 from router.session import Session
-from router.stops import StopResult
+from router.stops import StopChecker, StopResult
 from router.types import Delta
 
 _RESUMED_AT_ONCE = 512  # tokens; others have their turn in between
@@ -41,6 +44,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
         yield delta
         if delta.finish_reason is not None:
             return
+        await asyncio.sleep(0)
     goes_together = not session.details.is_on  # else each verdict is told
     while True:
         # Plan and draft: up to k tokens, by one of the session's drafters.
@@ -120,12 +124,22 @@ async def resume(session: Session, tokens: Sequence[int]) -> Delta:
 
 
 async def _take(session: Session, tokens: list[int]) -> tuple[StopResult, tuple[int, ...]]:
-    """Commit tokens up to the text's end; return their text and those that were committed."""
-    await session.guard.validate(tokens)
-    taken = session.stops.take(tokens)
+    return await take(tokens, session.stops, session.guard, session.committed, session.generated)
+
+
+async def take(
+    tokens: list[int], stops: StopChecker, guard: GrammarGuard | NoGrammar, *logs: TokenSequence
+) -> tuple[StopResult, tuple[int, ...]]:
+    """Commit tokens up to the text's end to all logs; return their text and what was committed.
+
+    Raises:
+        ConstraintViolation, Unavailable: as for `commit`.
+    """
+    await guard.validate(tokens)
+    taken = stops.take(tokens)
     new = tokens[: taken.num_tokens]
-    session.committed.extend(new)
-    session.generated.extend(new)
+    for log in logs:
+        log.extend(new)
     return taken, tuple(new)
 
 

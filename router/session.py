@@ -383,12 +383,12 @@ class _Builder:
 def _resumed_ids(request: GenerationRequest) -> tuple[int, ...]:
     """Return the tokens that are taken from the client as they are.
 
-    The last few are made again: they show that the text is the same. With the rejection rule it
-    is not, so all are taken. Logprobs and details are of passes, so their text is made again whole.
+    The last few are made again: they show that the text is the same. All are taken where a seed has
+    many texts. Logprobs and details are of passes, so their text is made again whole.
     """
     sampling, known = request.sampling, request.known_ids
     asks_passes = max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
     if asks_passes or request.speculation.details:
         return ()
-    num_compared = 0 if sampling.verification == "rejection" else _NUM_COMPARED
+    num_compared = _NUM_COMPARED if may_draft_from_answers(sampling) else 0
     return known[: max(0, len(known) - num_compared)]

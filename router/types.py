@@ -172,9 +172,9 @@ class Delta:
     (`models.protocol.packed_logprobs`).
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that its
-    `num_verdicts` were on; 0: none were drafted. No verdict is on those that the client
-    had already (`GenerationRequest.known_ids`). `details` are there where the request asks for
-    them. `choice_logprobs` are those of the request's `choices`, in their order.
+    `num_verdicts` were on; 0: none were drafted. `num_verdicts` is 0 for tokens
+    that are taken as the client has them (`GenerationRequest.known_ids`). `details` are there where
+    the request asks for them. `choice_logprobs` are those of its `choices`, in their order.
     """
 
     text: str

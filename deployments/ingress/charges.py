@@ -70,7 +70,8 @@ class Charges:
 
     def of(self, tenant: Tenant, request: GenerationRequest) -> Sequence[Sink]:
         """Return the sinks that charge a client for a choice; none where no key is asked for."""
-        return (_Charging(self, tenant, len(request.prompt_ids)),) if tenant.name else ()
+        num_read = len(request.prompt_ids) + len(request.known_ids)
+        return (_Charging(self, tenant, num_read),) if tenant.name else ()
 
     def charge(self, tenant: Tenant, num_tokens: int) -> None:
         """Take tokens out of the client's budget, and count them."""
@@ -95,13 +96,13 @@ class Charges:
 class _Charging(Sink):
     """Charges a client for one choice as its tokens come."""
 
-    def __init__(self, charges: Charges, tenant: Tenant, num_prompt_tokens: int) -> None:
+    def __init__(self, charges: Charges, tenant: Tenant, num_read: int) -> None:
         self._charges = charges
         self._tenant = tenant
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_read = num_read
 
     def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
-        self._charges.charge(self._tenant, self._num_prompt_tokens + num_tokens)
+        self._charges.charge(self._tenant, self._num_read + num_tokens)
 
     def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
         self._charges.charge(self._tenant, num_tokens)

@@ -1,7 +1,8 @@
 """Serve's choice of a router for a request where one of two is a spare: the older.
 
-Serve's proxies choose, and get this module by value: they need not have the package. So it imports
-nothing there but Ray.
+Serve's proxies choose, and get this module by value. Its pickle names nothing but Ray, for proxies
+need not have this package. The spare gets what comes while the older does not say within 0.1 s that
+it has room.
 """
 
 from __future__ import annotations

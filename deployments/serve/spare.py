@@ -1,8 +1,8 @@
-"""A spare: the second of two replicas, which has all leases when the first is lost.
+"""A spare: the second of two replicas, which has all leases or requests when the first is lost.
 
 Serve's autoscaler asks for it when the first has run for a while. So the machine is for the first
 parts at the first start, and a service counts as deployed then. Both replicas tell when they became
-ready, and the lease router asks the older one first. If both are lost at once, both load at once,
+ready, and request routers ask the older one first. If both are lost at once, both load at once,
 and share no weights.
 """
 

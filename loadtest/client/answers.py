@@ -67,7 +67,7 @@ class Answer:
     num_breaks: int = 0
     known_ids: KnownIds = field(default_factory=dict)
     _marked: tuple[int, int, int] = (0, 0, 0)  # of text, reasoning and logprobs at the last id
-    _events: list[dict[str, Any]] = field(default_factory=list)  # since the last id
+    _new_ids: KnownIds = field(default_factory=dict)  # since the last id
 
     @property
     def num_draft_tokens(self) -> int:
@@ -83,9 +83,9 @@ class Answer:
         if line.startswith(_ID):
             self.last_id = line.removeprefix(_ID)
             self._marked = len(self.text), len(self.reasoning), len(self.logprobs)
-            for event in self._events:
-                add_ids(self.known_ids, event)
-            self._events.clear()
+            for index, ids in self._new_ids.items():
+                self.known_ids.setdefault(index, []).extend(ids)
+            self._new_ids = {}
         if not line.startswith(_PREFIX):
             return False
         data = line.removeprefix(_PREFIX)
@@ -116,7 +116,7 @@ class Answer:
         num_text, num_reasoning, num_logprobs = self._marked
         self.text, self.reasoning = self.text[:num_text], self.reasoning[:num_reasoning]
         del self.logprobs[num_logprobs:]
-        self._events.clear()
+        self._new_ids = {}
         self.error = self.content = ""
         self.status, self.retry_after_s = 0, None
         self.num_breaks += 1
@@ -143,7 +143,7 @@ class Answer:
         if event.get("error"):
             self.error = f"error event: {data[:_KEPT_CHARACTERS]}"
             return
-        self._events.append(event)
+        add_ids(self._new_ids, event)
         for choice in event.get("choices") or ():
             self._add_text(choice, now_s)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason

@@ -25,7 +25,7 @@ from loadtest.frame.runs import Answer, Ask, Run
 from loadtest.frame.stages import Closing, Models
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, section, served, set_spares
 from router.stats import SpeculationStats
 
 CONFIG = ROOT / "configs" / "demo.yaml"
@@ -99,7 +99,7 @@ def change_config(models: Models, way: Way) -> Callable[[Config], None]:
         for part in ("draft", "drafts"):
             arguments.pop(part, None)
         arguments["target"] = tree["target"]
-        section(config, "constraint")["spare"] = False  # it would load beside the first round
+        set_spares(config, False)  # they would load beside the first round
         for part in ("draft", "drafts"):
             if part in tree and way.sees(part):
                 arguments[part] = tree[part]

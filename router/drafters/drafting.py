@@ -11,7 +11,7 @@ import msgspec
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
 from router.drafters.misses import Misses
-from router.drafters.repeats.prediction import PREDICTION
+from router.drafters.repeats.known import KNOWN
 from router.drafters.rules import DraftRules
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.drafters.smaller import SmallerDraft
@@ -59,7 +59,7 @@ class Drafting:
     def start(self) -> None:
         """Let drafters that have to connect begin to, unless by plan nobody drafts now.
 
-        Those of a text that goes on begin after its first pass. Its client waits for that pass,
+        Those of a text that goes on begin when its known part is made. Its client waits for that,
         and the drafters may share its cores.
         """
         if self._terms.known is not None or self._rules.why_off():
@@ -151,7 +151,7 @@ class Drafting:
         known, (_, num_sessions) = self._terms.known, self._watch.load
         if known is None or self._rules.why_off():
             return None
-        tokens = known.draft(room, self._watch.num_accepted, num_sessions)
+        tokens = known.draft(room, num_sessions)
         if not tokens:
             return None
         _, plan = self._plan(room, "made again")
@@ -159,7 +159,7 @@ class Drafting:
             plan=msgspec.structs.replace(plan, run_on=0),
             planned_at=planned_at,
             draft=tokens,
-            segments=[Segment(PREDICTION, len(tokens))],
+            segments=[Segment(KNOWN, len(tokens))],
             why=self._watch.planner.explain() if self._watch.explains else None,
         )
 

@@ -33,6 +33,7 @@ from router.lookahead.acceptance import (
     stands_enough,
 )
 from router.lookahead.session import LookaheadSession
+from router.loop import take
 from router.types import Delta
 
 _PLAIN_STEPS = 16  # at a time, once the budget is spent
@@ -51,13 +52,9 @@ async def run_lookahead(session: LookaheadSession) -> AsyncGenerator[Delta, None
         if not tokens:  # the masks were lost, and are to be had elsewhere now
             continue
         session.states[state] += len(tokens) if state == "plain" else 1
-        tokens = session.stops.until_eos(tokens)
-        await session.guard.validate(tokens)
-        taken = session.stops.take(tokens)
-        new = tokens[: taken.num_tokens]
-        session.committed.extend(new)
-        session.generated.extend(new)
-        yield Delta(taken.text, tuple(new), finish_reason=taken.finish_reason)
+        tokens, stops = session.stops.until_eos(tokens), session.stops
+        taken, new = await take(tokens, stops, session.guard, session.committed, session.generated)
+        yield Delta(taken.text, new, finish_reason=taken.finish_reason)
         if taken.finish_reason is not None:
             return
 

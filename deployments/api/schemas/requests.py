@@ -246,7 +246,7 @@ class GenerationFields(SharedFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
-    resume_token_ids: list[ResumedIds] = Field(default_factory=list)  # with Last-Event-ID
+    resume_token_ids: ResumedIds = Field(default_factory=list)  # with Last-Event-ID
 
 
 class ChatCompletionRequest(GenerationFields):

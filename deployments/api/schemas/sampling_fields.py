@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from deployments.api.schemas.strict_fields import integers, refuse_value, without_nulls
+from deployments.api.schemas.strict_fields import at_most, integers, refuse_value, without_nulls
 
 MAX_LOGPROBS = 20  # likeliest tokens for each position
 MAX_BIASES = 300  # OpenAI's
@@ -19,6 +19,7 @@ _BIAS_LIMIT = 100
 _MAX_WORDS = 256  # every row looks at each of them
 _MAX_WORD_CHARS = 256
 _MAX_STOP_IDS = 128
+_MAX_RESUMED = 1024  # choices of one request
 MAX_BODY_IDS = 262_144  # tokens of one list; its text is about a megabyte
 _ID = re.compile(r"[0-9]{1,9}")
 
@@ -93,7 +94,11 @@ LogitBias = Annotated[
 ]
 BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
 StopTokenIds = Annotated[list[int], token_ids_to(_MAX_STOP_IDS)]
-ResumedIds = Annotated[list[int], token_ids_to(MAX_BODY_IDS)]
+ResumedIds = Annotated[
+    list[Annotated[list[int], token_ids_to(MAX_BODY_IDS)]],
+    Field(max_length=_MAX_RESUMED),
+    at_most(_MAX_RESUMED),
+]
 NoFalse = BeforeValidator(
     _no_false,
     json_schema_input_type=Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | Literal[False] | None,

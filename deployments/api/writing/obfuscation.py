@@ -3,7 +3,7 @@
 An observer of the encrypted stream sees the length of its events. Answers can be guessed from the
 lengths of tokens (arXiv 2411.01076). Here every event is filled up to a power of two. It is the
 same for all texts of up to 160 bytes. The number and the times of events remain visible. Longer
-texts, or lists of logprobs, have the next powers.
+texts, lists of logprobs, or ids of tokens, have the next powers.
 
 It is off by default (OpenAI's is on), because it doubles the bytes. Only client and server see the
 stream in most places where this is served.

@@ -5,8 +5,7 @@ choice the client has by then. A client that comes back sends the same body, wit
 header `Last-Event-ID`. A text is a function of its seed, so the text is made again from its start.
 The writer is shown all of it, and the client gets only what it lacks. A checksum of the tokens
 tells a text that has parted, such as one of another model. A client that has the tokens too, by
-`return_token_ids`, sends them back as `resume_token_ids`. Then all but the last few are not made
-again.
+`return_token_ids`, sends them back as `resume_token_ids`. Then only the last few are made again.
 """
 
 from __future__ import annotations
@@ -98,14 +97,18 @@ class Begun:
         """
         if len(sent) > len(self.places):
             raise _wrong_ids("", f"at most {len(self.places)} lists, one for a choice", len(sent))
-        for index, place in enumerate(self.places):
-            at, ids = f"[{index}]", sent[index] if index < len(sent) else ()
+        known = [
+            tuple(sent[index]) if index < len(sent) else () for index in range(len(self.places))
+        ]
+        for index, (ids, place) in enumerate(zip(known, self.places, strict=True)):
+            at = f"[{index}]"
             if len(ids) != place.num_tokens:
                 raise _wrong_ids(at, f"the choice's {place.num_tokens} tokens so far", len(ids))
-            check_ids(f"{_RESUMED_IDS}{at}", ids, vocab_size)
-            if _checksum(ids) != place.checksum:
-                raise _wrong_ids(at, "the tokens that the stream had", "others")
-        return [tuple(ids) for ids in sent]
+            check_ids(_RESUMED_IDS, ids, vocab_size)
+            if (found := _checksum(ids)) != place.checksum:
+                due = f"the stream's tokens, with checksum {place.checksum:x}"
+                raise _wrong_ids(at, due, f"{found:x}")
+        return known
 
     def check_seed(self, seed: int | None) -> None:
         """Check that a body asks for the same answer.

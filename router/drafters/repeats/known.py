@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
+from router.ports import DraftCost, DrafterTraits
+
+KNOWN = DrafterTraits(
+    name="known",
+    cost=DraftCost.FREE,
+    prior_acceptance={"structured": 1.0, "free": 1.0, "creative": 1.0},
+)
 
 _MOST_TOKENS = 32  # of a draft
-_MOST_ROWS = 256  # of a pass, if all sessions on the target come back at once: others wait for it
+_MOST_ROWS = 256  # of a pass, where sessions have all their tokens made again: others wait for it
 
 
 class KnownTokens:
@@ -22,23 +29,21 @@ class KnownTokens:
         known: the answer's first tokens, which the client has.
     """
 
-    def __init__(self, generated: TokenSequence, known: Sequence[int]) -> None:
+    def __init__(self, generated: TokenSequence, known: tuple[int, ...]) -> None:
         self._generated = generated
         self._known = known
-        self._num_drafted = 0  # in the last round
+        self._num_compared = len(generated)
 
-    def draft(self, room: int, num_accepted: int, num_sessions: int) -> Sequence[int]:
+    def draft(self, room: int, num_sessions: int) -> Sequence[int]:
         """Return the next draft; empty: the rest is drafted as any text.
 
         Args:
             room: most tokens of it.
-            num_accepted: tokens of the draft before, if there was one.
             num_sessions: that were in the target's last pass.
         """
-        if num_accepted < self._num_drafted:
+        first, start = self._num_compared, len(self._generated)
+        if tuple(self._generated.ids[first:start]) != self._known[first:start]:
             self._known = ()  # the text goes another way
-        most = max(1, min(_MOST_TOKENS, _MOST_ROWS // num_sessions, room))
-        start = len(self._generated)
-        tokens = self._known[start : start + most] if room > 0 else ()
-        self._num_drafted = len(tokens)
-        return tokens
+        self._num_compared = start
+        most = min(room, _MOST_TOKENS, max(1, _MOST_ROWS // num_sessions))
+        return self._known[start : start + most]

@@ -57,6 +57,15 @@ def test_a_choice_is_measured_from_its_beginning_for_all_sinks() -> None:
     assert [sink.events for sink in sinks] == [expected, expected]
 
 
+def test_tokens_that_the_client_had_are_not_told() -> None:
+    notes = Notes()
+    observer = ChoiceObserver(0, (notes,), clock=lambda: 7.0)
+    with observer:
+        for item in (Delta("abc", (1, 2, 3), num_verdicts=0), Delta("d", (4,)), END):
+            observer.add(item)
+    assert [event[:3] for event in notes.events[:2]] == [("first", 0, 1), ("phases", 0, 0.0)]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.api.keys import ANYBODY, Tenant
@@ -43,6 +45,15 @@ def test_a_budget_is_used_up_and_fills_again() -> None:
         charges.refuse_when_empty(ALICE)
     clock.now_s += 0.2
     charges.refuse_when_empty(ALICE)
+
+
+def test_tokens_that_a_client_sends_back_are_charged_like_a_prompt() -> None:
+    charges = Charges(Meters({}), Clock())
+    asked = replace(request(10), known_ids=(1,) * 580)
+    for sink in charges.of(ALICE, asked):
+        sink.first_tokens(0, 10, 0.1)
+    with pytest.raises(Overloaded):
+        charges.refuse_when_empty(ALICE)
 
 
 def test_a_budget_is_never_more_than_a_minute_of_it() -> None:

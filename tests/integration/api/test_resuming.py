@@ -211,6 +211,32 @@ async def test_completions_have_the_ids_of_each_prompt_and_choice() -> None:
     assert firsts[0] == firsts[1] != firsts[2] == firsts[3]
 
 
+async def test_each_choice_of_several_prompts_goes_on_behind_its_tokens() -> None:
+    """Behind the first event all choices but one have no tokens, so no list."""
+    body: dict[str, Any] = {"model": "demo", "prompt": ["Once upon", "The dog"], "n": 2, "seed": 4}
+    body |= {"max_tokens": 40, "echo": True, "stream": True, "return_token_ids": True}
+    async with two_routers() as (one, other):
+        answer = await one.post("/v1/completions", json=body)
+        whole = list(blocks_of(answer.text))
+        marked = [number for number, (_, event_id) in enumerate(whole) if event_id]
+        for cut in (marked[0], marked[len(marked) // 2], marked[-2]):
+            begun = [event for event, _ in whole[: cut + 1]]
+            headers = {"last-event-id": whole[cut][1]}
+            asked = resumed(body, ids_of(begun))
+            answer = await other.post("/v1/completions", json=asked, headers=headers)
+            events = [*begun, *(event for event, _ in blocks_of(answer.text))]
+            expected = [event for event, _ in whole]
+            assert texts_of(events) == texts_of(expected), answer.text
+            assert ids_of(events) == ids_of(expected)
+
+
+def texts_of(events: Sequence[Event]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return found
+
+
 async def test_ids_that_are_not_those_of_the_stream_are_refused_by_name() -> None:
     body = body_of({"temperature": 0, "return_token_ids": True})
     async with two_routers() as (one, other):
@@ -228,8 +254,9 @@ async def test_ids_that_are_not_those_of_the_stream_are_refused_by_name() -> Non
             return str(error["message"])
 
         assert f"choice's {len(ids)} tokens" in await refused([ids[:-1]])
-        assert "(got others)" in await refused([[ids[0] + 1, *ids[1:]]])
+        assert "with checksum" in await refused([[ids[0] + 1, *ids[1:]]])
         assert "at most 1 lists" in await refused([ids, ids])
+        assert "1024" in await refused([ids] * 1025)
         assert "Last-Event-ID" in await refused([ids], "")
         assert "must be a list of token ids" in await refused([["a"]])
         assert "outside the vocabulary" in await refused([[2**40] * len(ids)])

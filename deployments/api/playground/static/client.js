@@ -85,12 +85,14 @@ export async function* streamed(body, signal) {
 // The body to send: tokens that go along are made again in few passes, or in none.
 function resumed(body, known) {
   const ids = Array.from(known, (each) => each ?? []);
-  return { return_token_ids: true, ...body, ...(ids.length && { resume_token_ids: ids }) };
+  const hasIds = ids.some((each) => each.length > 0);
+  return { return_token_ids: true, ...body, ...(hasIds && { resume_token_ids: ids }) };
 }
 
 function keepIds(known, event) {
   for (const { index, token_ids: ids } of event.choices ?? []) {
-    known[index] = (known[index] ?? []).concat(ids ?? []);
+    known[index] ??= [];
+    known[index].push(...(ids ?? []));
   }
 }
 
