@@ -16,12 +16,13 @@ from typing import Any
 from loadtest.client.answers import Answer
 from router.drafters.forced import FORCED
 from router.drafters.registry import DRAFTERS
+from router.drafters.repeats.known import KNOWN
 from router.drafters.repeats.prediction import PREDICTION
 from router.rounds import HEADS
 
 # Drafters without a draft model: free ones, or those in the target's own process.
 _OTHERS = {
-    *(FORCED.name, PREDICTION.name, HEADS.name),
+    *(FORCED.name, PREDICTION.name, KNOWN.name, HEADS.name),
     *(kind.name for kind in DRAFTERS.values() if kind.traits.is_free),
 }
 _EXPLAINED = 4  # after every so many answers the next requests are asked for with their rounds

@@ -3,7 +3,9 @@
 Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole.
 Prompts are split into chunks. A chunk uses the rows that are left, up to a limit that keeps running
 streams fast (`prefill_budget`). A reserved quarter of the rows keeps prompts from being stalled in
-turn. The job that has waited longest goes first within each class. `preemption` decides which
+turn. A stream that has begun elsewhere, or lost its blocks, is silent meanwhile. So its rows go
+before prompts, as many as there is room for. The job that has waited longest goes first within each
+class. `preemption` decides which
 sessions lose their blocks when these run out.
 
 For example, a pass has at most 512 rows. Eight sessions verify 5 rows each, and prompts of 700 and
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from models.kv.block_pool import BlockPool
 from models.scheduler.preemption import Preemption
-from models.scheduler.prefill_budget import PrefillBudget
+from models.scheduler.prefill_budget import MIN_ROWS, PrefillBudget
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import PlannedRows, Session
 
@@ -77,16 +79,19 @@ class PassPlanner:
         everyone = list(sessions)
         # The whole needs of sessions, without rows that the prefix cache has.
         short: list[PlannedRows] = []
+        begun: list[PlannedRows] = []
         long: list[PlannedRows] = []
         max_short = min(_SHORT_ROWS, self.max_logits)
         for session in waiting:
             need = _whole_need(session, self.prefix_cache.reach(session), max_short)
-            (long if need.is_prompt else short).append(need)
+            others = begun if session.is_past_prompt else long
+            (others if need.is_prompt else short).append(need)
         # Short needs first, then prompts: as much of each as there are rows and blocks for.
-        short.sort(key=_ready_s)
-        long.sort(key=_ready_s)
+        for needs in (short, begun, long):
+            needs.sort(key=_ready_s)
         filling = _Filling(self._pool, self.prefix_cache, everyone, max_short)
-        filling.add(short, self._max_rows - self._reserve_rows * bool(long))
+        filling.add(short, self._max_rows - self._reserve_rows * bool(begun or long))
+        filling.add(begun, self._max_rows - min(MIN_ROWS, self._reserve_rows) * bool(long))
         if long:
             filling.add(long, self._max_rows_with_prompts(filling, everyone, now))
         self.num_preemptions += filling.num_preemptions

@@ -19,7 +19,7 @@ at least their absence and a pass of one row. If they are away for 60 ms, prompt
 (60 + 18.2) = 66 ms, 81 rows. If there is no stream at all, prompts get every row of the pass.
 
 Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
-`_MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because all other
+`MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because all other
 passes are measured against such passes. Chunks of prompts in decode passes are the idea of
 Sarathi-Serve (arXiv 2403.02310), which bounds rows where this bounds seconds.
 """
@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from models.costs.pass_times import PassTimes
 from models.scheduler.sessions import Job, Session
 
-_MIN_ROWS = 8  # fewer cost as much: a tile, and products on a CPU
+MIN_ROWS = 8  # fewer cost as much: a tile, and products on a CPU
 # The share of the allowance that is used: passes vary, and each chunk of a prompt looks at more
 # keys than those that predict its time. With all of it up to half of the gaps are longer than
 # promised.
@@ -80,8 +80,8 @@ class PrefillBudget:
         left_s = self._allowance * alone_s - self._last_added_s * have_waited
         num_prompt_rows = by_rows.count_within(alone_s + max(0.0, left_s)) - num_rows
         if must_get_on:
-            return max(num_prompt_rows, _MIN_ROWS)
-        return num_prompt_rows if num_prompt_rows >= _MIN_ROWS else 0
+            return max(num_prompt_rows, MIN_ROWS)
+        return num_prompt_rows if num_prompt_rows >= MIN_ROWS else 0
 
     def between(self, sessions: Iterable[Session], now: float) -> int | None:
         """Prompt rows for a pass without others; None: as many as there is room for.
@@ -100,7 +100,7 @@ class PrefillBudget:
             return None
         by_rows = self._times.by_rows
         shortest_gap_s = min(absences_s) + by_rows.at(1)
-        return max(_MIN_ROWS, by_rows.count_within(self._allowance * shortest_gap_s))
+        return max(MIN_ROWS, by_rows.count_within(self._allowance * shortest_gap_s))
 
 
 def _wants_rows(session: Session) -> bool:

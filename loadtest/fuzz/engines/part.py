@@ -50,6 +50,7 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
     rng = random.Random(seed)
     requests = random_requests(rng, NUM_REQUESTS)
     expected = await answers_alone(requests, host)
+    requests = [_maybe_resumed(rng, *pair) for pair in zip(requests, expected, strict=True)]
     outcome = await _crowded(rng, requests, expected, host)
     outcome.counts["cases"] += 1
     return outcome
@@ -82,6 +83,14 @@ async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) ->
     await device.close()
     await constraint.close()
     return answers
+
+
+def _maybe_resumed(
+    rng: random.Random, request: GenerationRequest, alone: Answer
+) -> GenerationRequest:
+    """Return the request, one of four with the beginning of its answer, as of a broken stream."""
+    num_known = rng.choice((0, 0, 0, rng.randint(0, len(alone.ids))))
+    return dataclasses.replace(request, known_ids=alone.ids[:num_known])
 
 
 async def _crowded(
@@ -167,6 +176,8 @@ def _counts(request: GenerationRequest, answer: Answer) -> dict[str, int]:
     }
     if request.choices:
         counts["choices"] = 1
+    if request.known_ids:
+        counts["resumed"] = 1
     if request.grammar is not None:
         counts[f"grammar {request.grammar.kind}"] = 1
         counts["grammars finished"] = int(answer.ids[-1:] == request.eos_ids[:1])

@@ -216,6 +216,22 @@ def test_a_stream_that_is_kept_elsewhere_does_not_make_room_for_prompts_here() -
     assert sum(rows for _, rows in world.passes) > 8 * len(world.passes)
 
 
+def test_streams_that_come_back_are_no_prompts() -> None:
+    """They are silent until their rows are there, as after the loss of another target."""
+    world = World(cpu)
+    for _ in range(4):
+        world.stream()
+    warmed(world)
+    world.prompt(2000)
+    for _ in range(3):
+        world.prompt(400).is_past_prompt = True
+    for _ in range(3):
+        world.step()
+    back = ["s5", "s6", "s7"]
+    assert list(world.prompt_done_s) == back, "in three passes, and before the prompt"
+    world.run_until_prompts_are_done()
+
+
 def test_with_nobody_running_a_prompt_gets_whole_passes() -> None:
     world = World(cpu)
     world.prompt(2000)
