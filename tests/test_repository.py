@@ -51,10 +51,10 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 # 7,000, 17,000, 12,000 and 48,000.
 MAX_LINES = {
     "models": 41_945,
-    "router": 9_735,
-    "deployments": 25_330,
-    "loadtest": 30_020,
-    "tests": 76_525,
+    "router": 9_750,
+    "deployments": 25_340,
+    "loadtest": 30_030,
+    "tests": 76_640,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 
