@@ -268,7 +268,7 @@ def test_a_prompt_counts_by_the_rows_of_its_chunk_for_who_is_expected_back() -> 
     clock.now += 0.008
     submit_verify(engine, 2, [*PROMPT, 5], [6, 7, 8, 9, 10], session_id="a")
     drain(engine)
-    submit_open(engine, "long")
+    submit_open(engine, "long", prompt_len=60)
     submit_verify(engine, 1, [7] * 60, [], session_id="long")
     assert engine.wait_s(clock.now) >= 0.008
     engine.step()
