@@ -5,8 +5,7 @@ Prompts are split into chunks. A chunk uses the rows that are left, up to a limi
 streams fast (`prefill_budget`). A reserved quarter of the rows keeps prompts from being stalled in
 turn. A stream that has begun elsewhere, or lost its blocks, is silent meanwhile. So its rows go
 before prompts, as many as there is room for. The job that has waited longest goes first within each
-class. `preemption` decides which
-sessions lose their blocks when these run out.
+class. `preemption` decides which sessions lose their blocks when these run out.
 
 For example, a pass has at most 512 rows. Eight sessions verify 5 rows each, and prompts of 700 and
 300 tokens wait. 384 rows are for short needs, which take 40. The prompts may have as many of the

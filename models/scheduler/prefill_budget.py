@@ -18,6 +18,8 @@ While all streams are away (their drafts are made elsewhere) a pass is all promp
 at least their absence and a pass of one row. If they are away for 60 ms, prompts may take 0.85 *
 (60 + 18.2) = 66 ms, 81 rows. If there is no stream at all, prompts get every row of the pass.
 
+Streams that come back are no prompts (`batch`), and slow others for a few passes.
+
 Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
 `MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because all other
 passes are measured against such passes. Chunks of prompts in decode passes are the idea of
