@@ -72,7 +72,7 @@ class Router:
         self._draft_pools = tuple(drafts)
         self._is_serving = False
         join_serve()
-        start_watchdog()
+        start_watchdog(of_serve=True)
         bring(Path(config.tokenizer_path), logger.info, weights=False)
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         others = [target, *drafts.values(), constraint]

@@ -21,6 +21,7 @@ import time
 from functools import partial
 
 from deployments.serve.children import start_child
+from deployments.serve.siblings import end_stopped_forever
 from deployments.serve.threads import RUNNING, StillWatch, are_stopped, threads_of
 
 logger = logging.getLogger("ray.serve")
@@ -31,9 +32,13 @@ _BEAT_S = _LOOK_S / 2
 _READ_BYTES = 4096
 
 
-def start_watchdog() -> int:
-    """Have this process watched until it ends; return the number of the child."""
-    child = start_child(__name__, str(os.getpid()), stdin=subprocess.PIPE)
+def start_watchdog(*, of_serve: bool = False) -> int:
+    """Have this process watched until it ends; return the number of the child.
+
+    With `of_serve` the child looks after Serve's own processes of this node as well.
+    """
+    parents = [str(os.getppid())] if of_serve else []
+    child = start_child(__name__, str(os.getpid()), *parents, stdin=subprocess.PIPE)
     threading.Thread(target=_beat, args=(child,), name="watchdog", daemon=True).start()
     return child.pid
 
@@ -61,9 +66,11 @@ def stands_still(pid: int, beats: int) -> bool:
             return True
 
 
-def _main(pid: int) -> None:
+def _main(pid: int, *parents: int) -> None:
     if all(thread.state != RUNNING for thread in threads_of(os.getpid())):
         return  # this system does not tell who runs: this process does
+    for parent in parents:
+        threading.Thread(target=end_stopped_forever, args=(parent,), daemon=True).start()
     if stands_still(pid, sys.stdin.fileno()) and os.getppid() == pid:
         said = "is ended: it neither runs nor waits for a core, so it is stopped or stuck"
         sys.stderr.write(f"watchdog: pid {pid} {said}\n")
@@ -71,4 +78,4 @@ def _main(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main(*map(int, sys.argv[1:]))
