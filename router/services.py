@@ -84,6 +84,7 @@ def opening(request: GenerationRequest, sampling: Sampling) -> OpenTemplate:
         eos_ids=request.end_ids,
         prompt_len=len(request.prompt_ids),
         cache_salt=request.cache_salt,
+        goes_first=request.goes_first,
     )
 
 

@@ -140,6 +140,7 @@ class GenerationRequest:
     includes_stop: bool = False
     is_mostly_free: bool = False  # the grammar lets free text come first: planners count it as such
     cache_salt: str = ""
+    goes_first: bool = False  # its client runs less than its share: engines read its prompt first
     adapter: str = ""  # of the target, by its name; "": the model itself
     prefix_key: str = ""  # the same for requests whose prompts begin alike; "": too short to matter
     prediction: PredictedText | None = None  # text that the answer mostly repeats, by the client

@@ -17,7 +17,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -79,6 +79,11 @@ def no_slot(tenant: Tenant) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
+def nobody_first(tenant: Tenant) -> bool:
+    """Return that no client goes before others."""
+    return False
+
+
 def no_spans(request: GenerationRequest, headers: Mapping[str, str]) -> Sequence[Sink]:
     """Return no sinks."""
     return ()
@@ -92,6 +97,7 @@ class HttpService:
         model: what is served, and what may be asked of it.
         generator: runs requests.
         slot: makes a client's right to run one choice, which is waited for on entering it.
+        goes_first: tells that a client's prompts are to be read before those of others.
         sinks: what observers of choices report to, next to the request's log line.
         spans: makes sinks for one choice, by the headers of its HTTP request.
         refuse_when_full: raises what a client's request that comes now would be refused with for
@@ -115,6 +121,7 @@ class HttpService:
     body_limit_bytes: int
     send_timeout_s: float
     slot: Callable[[Tenant], AbstractAsyncContextManager[None]] = no_slot
+    goes_first: Callable[[Tenant], bool] = nobody_first
     sinks: Sequence[Sink] = ()
     spans: Callable[[GenerationRequest, Mapping[str, str]], Sequence[Sink]] = no_spans
     refuse_when_full: Callable[[Tenant], None] = lambda tenant: None
@@ -306,7 +313,7 @@ class Handlers:
         self, job: Job, index: int, record: RequestRecord, turns: asyncio.Semaphore
     ) -> ChoiceItems:
         service, tenant = self._service, record.tenant
-        request = tenant.salted(job.requests[index])
+        request = replace(tenant.salted(job.requests[index]), goes_first=service.goes_first(tenant))
         detokenizer = service.model.tokenizer.detokenizer(job.after(request), job.shown_ids)
         return run_choice(
             index,

@@ -4,7 +4,8 @@ Clients take turns: a free place goes to the next client that waits. Within a cl
 first has it. A client at its own limit keeps nobody else waiting. Nor does one that has half of all
 places: it leaves the last `reserved` ones to others. A request without room is refused
 at once with `Overloaded`. So a client or a load balancer can try elsewhere. In a full queue the
-client with the most requests loses its newest to a newcomer of another client.
+client with the most requests loses its newest to a newcomer of another client. A client that runs
+less than an even share `goes_first`: engines read its prompts before those of others.
 
 A queue that is too slow counts as full too. A request that would most likely wait in vain is
 refused before the wait and not after it. A place becomes free every (mean length of a session) /
@@ -89,6 +90,11 @@ class AdmissionControl:
             if tells_length:
                 self._note_end(self._clock() - began_s)
             self._give_back(tenant)
+
+    def goes_first(self, tenant: Tenant) -> bool:
+        """Return whether others run so much that the client has less than an even share."""
+        num_clients = len(self._running | {tenant.name: 0})
+        return self._running[tenant.name] * num_clients < self.num_running
 
     def refuse_when_full(self, tenant: Tenant = ANYBODY) -> None:
         """Raise what `slot` would raise at once for a session that came now.

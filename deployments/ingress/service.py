@@ -160,6 +160,7 @@ class RouterService:
             if self._capture is None
             else CapturingGenerator(self._generator, self._capture),
             slot=self._admission.slot,
+            goes_first=self._admission.goes_first,
             sinks=(self.metrics, self.traffic),
             spans=no_spans if self._spans is None else self._spans.of,
             refuse_when_full=self._refuse_when_full,

@@ -106,6 +106,7 @@ class Open(OfSession, frozen=True, kw_only=True, tag="open"):
     # goes back into a shared block loses it, and all of the block is computed again.
     is_tentative: bool = False
     adapter: str = ""  # of the target's `lora_modules`, by its name; "": the model itself
+    goes_first: bool = False  # its client has less than its share: its prompt goes before others'
 
     @property
     def salt(self) -> tuple[str, str]:

@@ -4,8 +4,9 @@ Short needs (a decode row, the rows of a verify, a few tokens to catch up) go fi
 Prompts are split into chunks. A chunk uses the rows that are left, up to a limit that keeps running
 streams fast (`prefill_budget`). A reserved quarter of the rows keeps prompts from being stalled in
 turn. A stream that has begun elsewhere, or lost its blocks, is silent meanwhile. So its rows go
-before prompts, as many as there is room for. The job that has waited longest goes first within each
-class. `preemption` decides which sessions lose their blocks when these run out.
+before prompts, as many as there is room for. So does a prompt that `goes_first`, if one pass can
+hold it; it leads the others if not. The job that has waited longest goes first within each class.
+`preemption` decides which sessions lose their blocks when these run out.
 
 For example, a pass has at most 512 rows. Eight sessions verify 5 rows each, and prompts of 700 and
 300 tokens wait. 384 rows are for short needs, which take 40. The prompts may have as many of the
@@ -83,11 +84,12 @@ class PassPlanner:
         max_short = min(_SHORT_ROWS, self.max_logits)
         for session in waiting:
             need = _whole_need(session, self.prefix_cache.reach(session), max_short)
-            others = begun if session.is_past_prompt else long
+            others = begun if self._is_ahead_of_prompts(need) else long
             (others if need.is_prompt else short).append(need)
         # Short needs first, then prompts: as much of each as there are rows and blocks for.
         for needs in (short, begun, long):
             needs.sort(key=_ready_s)
+        long.sort(key=_goes_first, reverse=True)
         filling = _Filling(self._pool, self.prefix_cache, everyone, max_short)
         filling.add(short, self._max_rows - self._reserve_rows * bool(begun or long))
         filling.add(begun, self._max_rows - min(MIN_ROWS, self._reserve_rows) * bool(long))
@@ -95,6 +97,11 @@ class PassPlanner:
             filling.add(long, self._max_rows_with_prompts(filling, everyone, now))
         self.num_preemptions += filling.num_preemptions
         return filling.plan()
+
+    def _is_ahead_of_prompts(self, need: PlannedRows) -> bool:
+        if need.session.is_past_prompt:
+            return True
+        return need.session.opened.goes_first and need.num_rows <= self.max_logits
 
     def note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
         """Take in that the pass that was planned last took `duration_s`."""
@@ -247,3 +254,7 @@ def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
 
 def _ready_s(rows: PlannedRows) -> float:
     return rows.job.ready_s
+
+
+def _goes_first(rows: PlannedRows) -> bool:
+    return rows.session.opened.goes_first

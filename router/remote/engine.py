@@ -49,6 +49,7 @@ class OpenTemplate:
     eos_ids: tuple[int, ...]
     prompt_len: int
     cache_salt: str = ""
+    goes_first: bool = False
     is_tentative: bool = False
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
     matcher: str = ""  # the constraint service's session whose masks it gets; "": its own
@@ -262,6 +263,7 @@ class EngineClient:
                 prompt_len=opening.prompt_len,
                 constraint=endpoint,
                 cache_salt=opening.cache_salt,
+                goes_first=opening.goes_first,
                 matcher=opening.matcher,
                 is_tentative=opening.is_tentative,
                 adapter=opening.adapter,

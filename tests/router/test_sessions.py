@@ -276,6 +276,17 @@ async def test_leases_are_asked_for_near_what_begins_alike_under_the_same_salt(k
     assert draft.keys == ([" a begins", " b begins"] if key else [])
 
 
+@pytest.mark.parametrize("goes_first", [True, False])
+async def test_engines_are_told_whose_prompt_goes_first(goes_first: bool) -> None:
+    target, draft = ScriptedPool(), ScriptedPool()
+    for pool in (target, draft):
+        pool.process = AnsweringEngine(lambda message: None)
+    await front_of(target, draft).run(asked(goes_first=goes_first))
+    for pool in (target, draft):
+        opened = [one for one in pool.process.received if isinstance(one, Open)]
+        assert {one.goes_first for one in opened} == {goes_first}
+
+
 async def test_look_aheads_too_are_asked_for_near_what_begins_alike() -> None:
     target, draft = PlacedScriptedPool(), PlacedScriptedPool()
     services = Services(

@@ -280,3 +280,16 @@ async def test_clients_share_nothing_but_within_a_group(tmp_path: Path) -> None:
     async with client_of(nobody) as client:
         await client.post("/v1/chat/completions", json=CHAT | {"cache_salt": "s"})
     assert nobody.requests[0].cache_salt == "s"
+
+
+async def test_a_client_with_less_than_others_says_so_to_the_engines(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(line("alice", "sk-a") + line("bob", "sk-b"))
+    generator = ScriptedGenerator()
+    options = {"api_keys": ApiKeys(path), "goes_first": lambda tenant: tenant.name == "bob"}
+    async with client_of(generator, **options) as client:
+        for key in ("sk-a", "sk-b"):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            assert answer.status_code == 200, answer.text
+    assert [request.goes_first for request in generator.requests] == [False, True]

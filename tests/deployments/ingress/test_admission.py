@@ -305,6 +305,23 @@ async def test_who_has_half_leaves_the_last_places_to_others():
     await places.end_all()
 
 
+async def test_a_client_with_less_than_an_even_share_goes_first():
+    other = Tenant(name="other")
+    places = Places(max_sessions=8)
+    assert not places.door.goes_first(MODEST)  # nobody runs
+    await places.come(GREEDY, 4)
+    assert (places.door.goes_first(GREEDY), places.door.goes_first(MODEST)) == (False, True)
+    await places.come(MODEST, 1)
+    assert (places.door.goes_first(GREEDY), places.door.goes_first(MODEST)) == (False, True)
+    await places.come(MODEST, 1)
+    await places.come(other, 1)  # 4, 2 and 1 of 7
+    assert [places.door.goes_first(one) for one in (GREEDY, MODEST, other)] == [False, True, True]
+    await places.end(0)
+    await places.end(1)  # 2, 2 and 1 of 5
+    assert [places.door.goes_first(one) for one in (GREEDY, MODEST, other)] == [False, False, True]
+    await places.end_all()
+
+
 async def test_who_has_half_expects_the_wait_for_the_places_that_it_may_get():
     clock = Clock()
     places = Places(max_sessions=2, queue_wait_s=30.0, reserved=1, clock=clock)

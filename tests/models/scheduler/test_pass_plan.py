@@ -2,9 +2,11 @@
 
 import pytest
 
+from models.costs.pass_times import PassTimes
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Open, Sampling
 from models.scheduler.batch import PassPlan, PassPlanner
+from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.sessions import Job, Session, SessionTable
 
 
@@ -17,9 +19,23 @@ class Scene:
         self.planner = PassPlanner(self.pool, max_rows)
 
     def add(
-        self, name: str, length: int, *, computed: int = 0, num_logits: int = 1, ready_s: float = 0
+        self,
+        name: str,
+        length: int,
+        *,
+        computed: int = 0,
+        num_logits: int = 1,
+        ready_s: float = 0,
+        goes_first: bool = False,
     ) -> Session:
-        opened = Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0)
+        opened = Open(
+            session_id=name,
+            epoch=1,
+            sampling=Sampling(),
+            eos_ids=[],
+            prompt_len=0,
+            goes_first=goes_first,
+        )
         session = self.table.open(opened, 0.0)
         assert session is not None
         session.rewrite(0, list(range(length)))
@@ -86,6 +102,27 @@ def test_who_waited_longest_goes_first() -> None:
     for i in range(6):
         scene.add(f"s{i}", 5, computed=4, ready_s=-i)
     assert [name for name, *_ in shape(scene.plan())] == ["s5", "s4", "s3", "s2"]
+
+
+def test_a_prompt_that_goes_first_has_all_rows_of_a_pass_that_can_hold_it() -> None:
+    scene = Scene(max_rows=200)
+    times = PassTimes()
+    for num_rows in (1, 50, 100):  # a row costs much: prompts get few beside a stream
+        times.note(num_rows, num_rows / 1000, 1.0)
+    scene.planner = PassPlanner(scene.pool, 200, PrefillBudget(1.5, times))
+    scene.add("decode", 10, computed=9)
+    scene.add("before", 100, ready_s=0.0)
+    scene.add("first", 60, ready_s=1.0, goes_first=True)
+    assert shape(scene.plan())[:2] == [("decode", 9, 1, 1), ("first", 0, 60, 1)]
+
+
+def test_a_longer_prompt_that_goes_first_leads_the_others() -> None:
+    scene = Scene(max_rows=16)
+    scene.add("decode", 10, computed=9)
+    for number in range(2):
+        scene.add(f"other{number}", 20)
+        scene.add(f"first{number}", 40, ready_s=1.0, goes_first=True)
+    assert shape(scene.plan()) == [("decode", 9, 1, 1), ("first0", 0, 15, 0)]
 
 
 def test_the_youngest_loses_its_blocks_and_keeps_its_log() -> None:
