@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from models.cpu.kernels.compiling import inline
 from models.cpu.kernels.emit import (
@@ -23,6 +22,7 @@ from models.cpu.kernels.emit import (
     LONGS,
     NUM_LANES,
     Builder,
+    call,
     constant,
     instruction,
     typed,
@@ -86,10 +86,7 @@ def weight_sum(context: Any, lanes: Any) -> Any:
 
     def build(builder: Builder, lanes: ir.Value) -> ir.Value:
         reals = builder.fmul(builder.fpext(lanes, _REALS), constant(_REALS, WEIGHT_ONE))
-        longs = builder.fptosi(reals, LONGS)
-        kind = ir.FunctionType(I64, [LONGS])
-        name = "llvm.vector.reduce.add.v16i64"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [longs])
+        return call(builder, "vector.reduce.add.v16i64", I64, builder.fptosi(reals, LONGS))
 
     return typed(build, types.int64, LANES)
 

@@ -74,11 +74,8 @@ def plus(builder: Builder, address: ir.Value, num_bytes: int) -> ir.Value:
 
 def prefetch(builder: Builder, address: ir.Value) -> None:
     """Prefetch the memory at an address. Harmless if nothing is there."""
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     how = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, close, data
-    builder.call(function, [builder.inttoptr(address, byte), *how])
+    call(builder, "prefetch.p0", ir.VoidType(), pointer(builder, address, ir.IntType(8)), *how)
 
 
 def past_end(builder: Builder, address: ir.Value, end: ir.Value, jump: ir.Value) -> ir.Value:
@@ -87,11 +84,16 @@ def past_end(builder: Builder, address: ir.Value, end: ir.Value, jump: ir.Value)
     return builder.select(is_past, builder.add(address, jump), address)
 
 
+def call(builder: Builder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
+    """Call an intrinsic of LLVM, by its name without `llvm.`."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
+    return builder.call(function, values)
+
+
 def vector_call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
     """Call an LLVM intrinsic of vectors."""
-    kind = ir.FunctionType(FLOATS, [value.type for value in values])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v16f32")
-    return builder.call(function, values)
+    return call(builder, f"{name}.v16f32", FLOATS, *values)
 
 
 def emit_fma(builder: Builder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:

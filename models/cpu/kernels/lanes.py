@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import models, register_model
 
 from models.cpu.kernels.emit import (
@@ -30,6 +29,7 @@ from models.cpu.kernels.emit import (
     INTS,
     NUM_LANES,
     Builder,
+    call,
     constant,
     emit_fma,
     instruction,
@@ -44,7 +44,6 @@ FLOAT32 = np.float32(0)
 BFLOAT16 = np.uint16(0)  # numba has no such type: the bits, which are the upper half of a float32
 
 _HALVES = ir.VectorType(I16, NUM_LANES)
-_MASK = ir.VectorType(ir.IntType(1), NUM_LANES)
 
 Lanes = Any  # a vector, in the signatures of kernels
 _Build = Callable[..., ir.Value | None]
@@ -115,17 +114,11 @@ def load_first(context: Any, address: Any, like: Any, count: Any) -> Any:
     """Load the first `count` of sixteen numbers; the others are zeros and are not read."""
 
     def build(builder: Builder, address: ir.Value, _: ir.Value, count: ir.Value) -> ir.Value:
-        kind, size = (FLOATS, 4) if is_float32(like) else (_HALVES, 2)
-        name = "llvm.masked.load." + ("v16f32" if is_float32(like) else "v16i16") + ".p0"
-        types_ = [kind.as_pointer(), I32, _MASK, kind]
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, types_), name
-        )
+        kind, size, name = (FLOATS, 4, "v16f32") if is_float32(like) else (_HALVES, 2, "v16i16")
         wanted = _is_within(builder, ir.Constant(I64, 0), count)
-        found = builder.call(
-            function,
-            [pointer(builder, address, kind), ir.Constant(I32, size), wanted, constant(kind, 0)],
-        )
+        place, align = pointer(builder, address, kind), ir.Constant(I32, size)
+        others = constant(kind, 0)
+        found = call(builder, f"masked.load.{name}.p0", kind, place, align, wanted, others)
         return found if is_float32(like) else _widened(builder, found)
 
     return typed(build, LANES, types.int64, like, types.int64)
@@ -157,13 +150,9 @@ def store_first(context: Any, address: Any, lanes: Any, like: Any, count: Any) -
         if not is_float32(like):
             bits = builder.lshr(_rounded_bits(builder, lanes), constant(INTS, 16))
             lanes = builder.trunc(bits, _HALVES)
-        types_ = [kind, kind.as_pointer(), I32, _MASK]
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), types_), f"llvm.masked.store.{name}.p0"
-        )
         wanted = _is_within(builder, ir.Constant(I64, 0), count)
-        place = pointer(builder, address, kind)
-        builder.call(function, [lanes, place, ir.Constant(I32, size), wanted])
+        place, align = pointer(builder, address, kind), ir.Constant(I32, size)
+        call(builder, f"masked.store.{name}.p0", ir.VoidType(), lanes, place, align, wanted)
 
     return typed(build, types.void, types.int64, LANES, like, types.int64)
 

@@ -34,6 +34,7 @@ from models.cpu.kernels.emit import (
     INTS,
     NUM_LANES,
     Builder,
+    call,
     constant,
     emit_fma,
     has_feature,
@@ -82,9 +83,7 @@ def has_matrix_registers() -> bool:
 
 
 def _emit(builder: Builder, name: str, *values: ir.Value) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
-    builder.call(function, values)
+    call(builder, f"x86.{name}", ir.VoidType(), *values)
 
 
 def _register(number: int) -> ir.Constant:

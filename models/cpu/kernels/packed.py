@@ -38,6 +38,7 @@ from models.cpu.kernels.emit import (
     INTS,
     NUM_LANES,
     Builder,
+    call,
     constant,
     emit_fma,
     has_feature,
@@ -117,11 +118,6 @@ def _halved(builder: Builder, function: Any, *vectors: ir.Value) -> ir.Value:
     return builder.shuffle_vector(*parts, ir.Constant(INTS, list(range(NUM_LANES))))
 
 
-def _call(builder: Builder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
-
-
 def _asm(builder: Builder, code: str, kind: ir.VectorType, *values: ir.Value) -> ir.Value:
     where = "=v,0,v,v" if kind is INTS else "=x,0,x,x"
     return builder.asm(
@@ -137,11 +133,11 @@ def _dot_pairs(
     if is_wide:
         signed = builder.xor(weights, ir.Constant(_SOME_BYTES, [-OFFSET] * 32))
         keep_least = ir.Constant(ir.IntType(1), 0)
-        weights = _call(builder, "llvm.abs.v32i8", _SOME_BYTES, signed, keep_least)
-        inputs = _call(builder, "llvm.x86.avx2.psign.b", _SOME_BYTES, inputs, signed)
-    pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", _SOME_PAIRS, weights, inputs)
+        weights = call(builder, "abs.v32i8", _SOME_BYTES, signed, keep_least)
+        inputs = call(builder, "x86.avx2.psign.b", _SOME_BYTES, inputs, signed)
+    pairs = call(builder, "x86.avx2.pmadd.ub.sw", _SOME_PAIRS, weights, inputs)
     ones = ir.Constant(_SOME_PAIRS, [1] * 16)
-    return builder.add(sums, _call(builder, "llvm.x86.avx2.pmadd.wd", _SOME_INTS, pairs, ones))
+    return builder.add(sums, call(builder, "x86.avx2.pmadd.wd", _SOME_INTS, pairs, ones))
 
 
 def _dot_anywhere(
@@ -338,7 +334,7 @@ def _pack_group(context: Any, target: Any, low: Any, high: Any) -> Any:
             builder.and_(builder.bitcast(one, INTS), constant(INTS, 0x7FFFFFFF)) for one in some
         ]
         larger = builder.select(builder.icmp_signed(">", *sizes), *sizes)
-        most = builder.bitcast(_call(builder, "llvm.vector.reduce.smax.v16i32", I32, larger), F32)
+        most = builder.bitcast(call(builder, "vector.reduce.smax.v16i32", I32, larger), F32)
         scale = builder.fdiv(most, ir.Constant(F32, _LEVELS))
         is_tiny = builder.fcmp_ordered("<", most, ir.Constant(F32, _LEAST))
         inverse = builder.fdiv(ir.Constant(F32, _LEVELS), most)
@@ -350,7 +346,7 @@ def _pack_group(context: Any, target: Any, low: Any, high: Any) -> Any:
             total = codes if total is None else builder.add(total, codes)
             at = pointer(builder, plus(builder, target, NUM_LANES * number), _CODES)
             builder.store(builder.trunc(codes, _CODES), at, align=1)
-        sum_ = _call(builder, "llvm.vector.reduce.add.v16i32", I32, total)
+        sum_ = call(builder, "vector.reduce.add.v16i32", I32, total)
         words = {
             _SCALE: scale,
             _START: builder.mul(sum_, ir.Constant(I32, -OFFSET)),
