@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from models.costs.running_mean import running_mean
 from models.protocol.messages import DraftProbs, Proposal, Verdict
+from models.protocol.token_sequence import num_common
 from router.planning.adaptive import PlannedSession
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
@@ -119,7 +119,7 @@ class RoundWatch:
         if proposal is None:
             self.costs.observe_late(drafter, elapsed_ms)
             return
-        num_right = _num_common(guess, proposal.tokens)
+        num_right = num_common(guess, proposal.tokens)
         if guess:
             self.stats.add_guess(len(guess), num_right)
         is_ahead = self.planner.is_ahead
@@ -235,8 +235,3 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # the target looked at no segment behind this one
                 return
-
-
-def _num_common(guess: Sequence[int], drafted: Sequence[int]) -> int:
-    pairs = zip(guess, drafted, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

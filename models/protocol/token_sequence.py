@@ -20,6 +20,12 @@ def extend_hash(prefix_hash: int, token_id: int) -> int:
     return (prefix_hash * _BASE + token_id + 1) % _MODULUS
 
 
+def num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many first ids are the same in both."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(left), len(right)))
+
+
 class TokenSequence:
     """Token ids of a session; `hash_at(n)` identifies the first n of them."""
 
@@ -43,9 +49,7 @@ class TokenSequence:
 
     def num_common(self, start: int, tokens: Sequence[int]) -> int:
         """Return how many of `tokens`, from their first on, are the ids from `start` on."""
-        held = self.ids[start : start + len(tokens)]
-        pairs = zip(held, tokens, strict=False)
-        return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(held))
+        return num_common(self.ids[start : start + len(tokens)], tokens)
 
     def extend(self, ids: Iterable[int]) -> None:
         """Append ids at the end."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.protocol.forced import NOTHING_FORCED, Forced
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.token_sequence import TokenSequence, num_common
 from router.planning.acceptance import AcceptanceEstimate
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 
@@ -70,9 +70,9 @@ class ForcedText:
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Compare what was forced with what the text has; its end may be open yet."""
-        pairs = list(zip(self._forced.tokens, tokens, strict=False))
-        num_right = next((at for at, (x, y) in enumerate(pairs) if x != y), len(pairs))
+        num_seen = min(len(self._forced.tokens), len(tokens))
+        num_right = num_common(self._forced.tokens, tokens)
         num_settled = self._forced.num_settled
-        self._settled.observe(min(num_settled, len(pairs)), min(num_settled, num_right))
+        self._settled.observe(min(num_settled, num_seen), min(num_settled, num_right))
         if num_right >= num_settled:
-            self._edge.observe(max(0, len(pairs) - num_settled), num_right - num_settled)
+            self._edge.observe(max(0, num_seen - num_settled), num_right - num_settled)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from models.protocol.errors import Unavailable
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.token_sequence import TokenSequence, num_common
 from router.drafters.side_by_side import NamedProposal
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
@@ -76,9 +76,7 @@ class SmallerDraft:
 
     def learn(self, guess: Sequence[int], drafted: Sequence[int]) -> None:
         """Take in what the larger one drafted where it was sent `guess`."""
-        pairs = list(zip(guess, drafted, strict=False))
-        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._odds.observe(len(pairs), num_right)
+        self._odds.observe(min(len(guess), len(drafted)), num_common(guess, drafted))
 
     async def close(self) -> None:
         """Free the session on it. Idempotent; never raises."""

@@ -29,7 +29,7 @@ import msgspec
 
 from models.engine.drafting.outcomes import MAX_RANKS, Outcomes
 from models.kv.block_pool import BlockPool
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.token_sequence import num_common
 from models.scheduler.sessions import Job, Session
 
 _FORK_MARK = "\0"  # in a fork's id, between that of its session and a number
@@ -298,7 +298,7 @@ class Ahead:
     def _learn(self, draft: _Draft, said: Sequence[int]) -> None:
         """Take in the outcome, if the text is just one token behind accepted ones."""
         made = draft.made
-        num_accepted = TokenSequence(made.draft).num_common(0, said)
+        num_accepted = num_common(made.draft, said)
         if len(said) != num_accepted + 1:
             return
         rank: int | None = 0  # the trunk's row may be missing, and only the draft is judged then

@@ -26,9 +26,10 @@ from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.mtp import MtpDrafter
 from models.engine.drafting.side_paths import keep_side_states
 from models.engine.drafting.steps import Ranked
-from models.engine.drafting.trees import DraftTrees, Shape, num_common, num_places, plant
+from models.engine.drafting.trees import DraftTrees, Shape, num_places, plant
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
+from models.protocol.token_sequence import num_common
 from models.sampling.draft_probs import certain_row
 from models.sampling.verification import needs_draft_probs
 from models.scheduler.sessions import Job, PlannedRows, Session

@@ -112,14 +112,6 @@ def plant(session: Session, shape: Shape, candidates: Sequence[Sequence[int]]) -
     return grow_tree(session.tokens.ids[-1], shape, wanted)
 
 
-def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many first ids are the same in both."""
-    return next(
-        (i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
-        min(len(left), len(right)),
-    )
-
-
 class _RankRates:
     """The rates at which candidates of each rank are right, by place."""
 

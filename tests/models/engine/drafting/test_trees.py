@@ -14,13 +14,12 @@ from models.engine.drafting.trees import (
     SIZES,
     DraftTrees,
     best_nodes,
-    num_common,
     num_places,
     plant,
 )
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Endpoint, Sampling
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.token_sequence import TokenSequence, num_common
 from models.scheduler.sessions import Session
 from tests.cases.messages import opening
 
