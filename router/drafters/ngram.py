@@ -33,6 +33,9 @@ class NgramDrafter:
         eos_ids: a draft ends before one of these: nothing follows it.
     """
 
+    is_ready = True  # see `ports.Drafter`
+    is_over = False
+
     def __init__(
         self, session_id: str, *, min_len: int, max_len: int, eos_ids: Collection[int] = ()
     ) -> None:
@@ -41,16 +44,6 @@ class NgramDrafter:
         self._eos_ids = frozenset(eos_ids)
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # n-grams that end within the first so many tokens are in the index
-
-    @property
-    def is_ready(self) -> bool:
-        """See `ports.Drafter.is_ready`."""
-        return True
-
-    @property
-    def is_over(self) -> bool:
-        """See `ports.Drafter.is_over`."""
-        return False
 
     async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`. No tokens where nothing matches."""

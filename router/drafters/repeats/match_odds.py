@@ -60,35 +60,45 @@ class _Counts:
         self.right = [0.0] * _NUM_CELLS
 
     def observe(self, cell: int, *, is_right: bool) -> None:
+        """Take in one token."""
         self.seen[cell] = self._forgetting * self.seen[cell] + 1.0
         self.right[cell] = self._forgetting * self.right[cell] + is_right
 
 
-class OddsPool:
+class OddsPool(_Counts):
     """The observations of all sessions of a router."""
 
     def __init__(self) -> None:
-        self._counts = _Counts(_POOL_FORGETTING)
+        super().__init__(_POOL_FORGETTING)
         self._priors = list(chain.from_iterable(_PRIORS))
-
-    def observe(self, cell: int, *, is_right: bool) -> None:
-        """Take in one token."""
-        self._counts.observe(cell, is_right=is_right)
 
     def odds(self, cell: int) -> float:
         """Probability that a token in this cell is right."""
-        counts = self._counts
-        return (counts.right[cell] + _PRIOR_WEIGHT * self._priors[cell]) / (
-            counts.seen[cell] + _PRIOR_WEIGHT
+        return (self.right[cell] + _PRIOR_WEIGHT * self._priors[cell]) / (
+            self.seen[cell] + _PRIOR_WEIGHT
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """A prediction of the tokens after the first `start` ones, if these end with `tail`."""
+
+    start: int
+    tail: Sequence[int]
+    tokens: Sequence[int]
+    cells: Sequence[int]
+
+
 class MatchOdds:
-    """One session's odds, leaning on the pool while it has seen little itself."""
+    """One session's odds, leaning on the pool while it has seen little itself.
+
+    The text teaches them: what was drafted last is compared with what it says.
+    """
 
     def __init__(self, pool: OddsPool) -> None:
         self._pool = pool
         self._counts = _Counts(_FORGETTING)
+        self._forecast = _Forecast(0, (), (), ())
 
     def observe(self, cell: int, *, is_right: bool) -> None:
         """Take in one token of this session, for itself and for the pool."""
@@ -109,28 +119,6 @@ class MatchOdds:
             )
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _Forecast:
-    """A prediction of the tokens after the first `start` ones, if these end with `tail`."""
-
-    start: int
-    tail: Sequence[int]
-    tokens: Sequence[int]
-    cells: Sequence[int]
-
-
-class LearningOdds:
-    """Odds that are taught by the text: what was drafted last is compared with what it says."""
-
-    def __init__(self, odds: MatchOdds) -> None:
-        self._odds = odds
-        self._forecast = _Forecast(0, (), (), ())
-
-    def survival(self, drafted: Sequence[int]) -> list[float]:
-        """See `MatchOdds.survival`."""
-        return self._odds.survival(drafted)
-
     def note(
         self, ids: Sequence[int], num_committed: int, tokens: Sequence[int], drafted: Sequence[int]
     ) -> None:
@@ -144,6 +132,6 @@ class LearningOdds:
         if start >= len(ids) or ids[start - len(forecast.tail) : start] != forecast.tail:
             return  # nothing is known yet, or it followed a draft that was rejected
         for cell, token_id, said in zip(forecast.cells, forecast.tokens, ids[start:], strict=False):
-            self._odds.observe(cell, is_right=token_id == said)
+            self.observe(cell, is_right=token_id == said)
             if token_id != said:
                 return

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import before_eos
-from router.drafters.repeats.match_odds import LearningOdds, MatchOdds, cells
+from router.drafters.repeats.match_odds import MatchOdds, cells
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 from router.predicted_text import LONGEST_MATCH, PredictedText
 
@@ -47,7 +47,7 @@ class PredictionDrafter:
     ) -> None:
         self._committed = committed
         self._predicted = predicted
-        self._odds = LearningOdds(odds)
+        self._odds = odds
         self._eos_ids = frozenset(eos_ids)
         self._start = len(committed)  # place where the answer begins
         self._shift = -self._start  # from a place in the text to one in the prediction

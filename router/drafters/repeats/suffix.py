@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import DrafterContext, DrafterKind, before_eos
-from router.drafters.repeats.match_odds import LearningOdds, MatchOdds, cells
+from router.drafters.repeats.match_odds import MatchOdds, cells
 from router.drafters.repeats.suffix_index import LONGEST_KEY, MatchTerms, SuffixIndex
 from router.limits import SpeculationLimits
 from router.ports import DraftCost, DrafterTraits, FreeDraft
@@ -39,6 +39,9 @@ class SuffixDrafter:
         eos_ids: a draft ends before one of these: nothing follows it.
     """
 
+    is_ready = True  # see `ports.Drafter`
+    is_over = False
+
     def __init__(
         self,
         session_id: str,
@@ -52,21 +55,11 @@ class SuffixDrafter:
         self._session_id = session_id
         self._committed = committed
         self._terms = terms
-        self._odds = LearningOdds(odds)
+        self._odds = odds
         self._others = others
         self._eos_ids = frozenset(eos_ids)
         self._own = SuffixIndex()
         self._last: tuple[tuple[int, int, int], FreeDraft] | None = None  # look and answer
-
-    @property
-    def is_ready(self) -> bool:
-        """See `ports.Drafter.is_ready`."""
-        return True
-
-    @property
-    def is_over(self) -> bool:
-        """See `ports.Drafter.is_over`."""
-        return False
 
     async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`. No tokens where nothing matches."""
