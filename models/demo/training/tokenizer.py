@@ -9,6 +9,7 @@ tokens. Invariant: decoding gives back every text exactly. Knows nothing about m
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -37,6 +38,16 @@ _PATTERN = "|".join(
 )
 
 
+_SETTINGS: dict[str, Any] = {
+    "eos_token": END,
+    "pad_token": PAD,
+    "additional_special_tokens": [f"<|{role}|>" for role in ROLES],
+    "chat_template": CHAT_TEMPLATE,
+    "model_max_length": MAX_LENGTH,
+    "clean_up_tokenization_spaces": False,
+}
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     """Train on `texts` and return a tokenizer with the chat template and the special tokens set.
 
@@ -59,29 +70,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTr
     if tokenizer.get_vocab_size() != vocab_size:
         message = f"the texts give {tokenizer.get_vocab_size()} tokens, not {vocab_size}"
         raise ValueError(message)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[f"<|{role}|>" for role in ROLES],
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=MAX_LENGTH,
-        clean_up_tokenization_spaces=False,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **_SETTINGS)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write `tokenizer.json` and a `tokenizer_config.json` that transformers 4 and 5 both read."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": PAD,
-        "additional_special_tokens": [f"<|{role}|>" for role in ROLES],
-        "chat_template": CHAT_TEMPLATE,
-        "model_max_length": MAX_LENGTH,
-        "clean_up_tokenization_spaces": False,
-    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **_SETTINGS}
     text = json.dumps(config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
