@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from models.grammar.charsets import Ranges, complement, intersection
 from models.grammar.limits import MAX_PATTERN_BYTES, refuse
+from models.grammar.patterns.languages import joined
 from models.grammar.patterns.lookahead import has_looks, resolved
 from models.grammar.patterns.parser import parse_regex
 from models.grammar.patterns.tree import (
@@ -158,17 +159,8 @@ def _followed(first: _Edges, second: _Edges) -> _Edges:
                 raise _AnchorInside
             if end1 and node2 != EMPTY:
                 raise _AnchorInside
-            found.append(((start1 or start2, end1 or end2), _chained(node1, node2)))
+            found.append(((start1 or start2, end1 or end2), joined(node1, node2)))
     return _merged(found)
-
-
-def _chained(first: Node, second: Node) -> Node:
-    parts = [
-        part
-        for node in (first, second)
-        for part in (node.parts if isinstance(node, Sequence) else (node,))
-    ]
-    return Sequence(tuple(parts))
 
 
 def _merged(found: list[tuple[tuple[bool, bool], Node]]) -> _Edges:
