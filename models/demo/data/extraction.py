@@ -11,7 +11,7 @@ import zlib
 
 from models.demo.data.chat import Conversation, ask
 from models.demo.data.records import KINDS, SIZES, Record, make_record
-from models.demo.data.words import HELD_OUT_MODULUS, Pools
+from models.demo.data.words import HELD_OUT_MODULUS, Pools, templates
 
 _KIND_WEIGHTS = {
     "order": 46,
@@ -25,42 +25,7 @@ _KIND_WEIGHTS = {
     "basket": 7,
 }
 _NOUNS = {"shirt": "order", "basket": "order", "person": "text"}
-_REQUESTS = (
-    "Turn this {noun} into JSON.",
-    "Turn this {noun} into JSON.",
-    "Turn the {noun} into JSON.",
-    "Turn this into JSON.",
-    "Extract the {noun} as JSON.",
-    "Extract the {noun} from this text as JSON.",
-    "Write this {noun} as JSON.",
-    "Convert this {noun} to JSON.",
-    "Convert to JSON.",
-    "Give me this {noun} as JSON.",
-    "Read the text and answer with JSON.",
-    "Make a JSON record from this {noun}.",
-    "Return a JSON object for this {noun}.",
-    "JSON, please.",
-    "Extract the fields as JSON.",
-    "Fill in the {noun} record as JSON.",
-)
-_FIELD_REQUESTS = (
-    "{request} Fields: {fields}.",
-    "{request} Use the fields {fields}.",
-    "{request} The keys are {fields}.",
-    "{request} Keys: {fields}.",
-    "Extract {fields} as JSON.",
-    "Extract the {fields} from this {noun} as JSON.",
-    "Turn this {noun} into JSON with the fields {fields}.",
-    "Turn this {noun} into JSON with {fields}.",
-    "Answer with a JSON object with the keys {fields}.",
-)
-_SYSTEMS = (
-    "You turn text into JSON.",
-    "You extract data from text.",
-    "Answer in JSON.",
-    "You are a helpful assistant.",
-    "Reply with JSON only.",
-)
+_TEMPLATES = templates("extraction")
 
 
 def json_schema(kind: str, keys: tuple[str, ...] | None = None) -> dict[str, object]:
@@ -119,14 +84,14 @@ def _request(rng: random.Random, record: Record) -> tuple[str, str, tuple[str, .
     noun = _NOUNS.get(record.kind, record.kind)
     if rng.random() < 0.15:
         noun = rng.choice(("text", "message", "note"))
-    template = rng.choice(_REQUESTS)
+    template = rng.choice(_TEMPLATES["requests"])
     plain = template.format(noun=noun)
     style = rng.random()
     if style < 0.62:
         return plain, template, None
     keys = _subset(rng, record)
     if style < 0.92:
-        template = rng.choice(_FIELD_REQUESTS)
+        template = rng.choice(_TEMPLATES["field_requests"])
         return template.format(request=plain, fields=_listed(rng, keys), noun=noun), template, keys
     label = rng.choice(("Schema: ", "JSON schema: ", "Follow this schema: "))
     schema = json_schema(record.kind, keys)
@@ -161,17 +126,8 @@ def make_extraction(
         prompt = f"{request} {record.text}"
     else:
         prompt = f"{record.text}\n{request}"
-    system = rng.choice(_SYSTEMS) if rng.random() < 0.2 else None
+    system = rng.choice(_TEMPLATES["systems"]) if rng.random() < 0.2 else None
     return ask(prompt, record.to_json(keys), system)
-
-
-_INVENT = (
-    "Make up {a} as JSON.",
-    "Write {a} record in JSON.",
-    "Give me a random {noun} as JSON.",
-    "Invent {a} in JSON.",
-)
-_REVERSE = ("Write this record as text.", "Put this JSON into words.", "Say this in plain English.")
 
 
 def make_record_task(rng: random.Random, pools: Pools) -> Conversation:
@@ -180,5 +136,5 @@ def make_record_task(rng: random.Random, pools: Pools) -> Conversation:
     record = make_record(rng, pools, kind)
     if rng.random() < 0.5:
         a_noun = ("an " if kind[0] in "aeiou" else "a ") + kind
-        return ask(rng.choice(_INVENT).format(a=a_noun, noun=kind), record.to_json())
-    return ask(f"{rng.choice(_REVERSE)}\n{record.to_json()}", record.text)
+        return ask(rng.choice(_TEMPLATES["invent"]).format(a=a_noun, noun=kind), record.to_json())
+    return ask(f"{rng.choice(_TEMPLATES['reverse'])}\n{record.to_json()}", record.text)

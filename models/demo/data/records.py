@@ -12,51 +12,22 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from models.demo.data.phrasings import (
-    CITY_INLINE,
-    CITY_SENTENCES,
-    EXTRAS,
-    ORDER_FORMS,
-    ORDER_OPENINGS,
-    PRICE_INLINE,
-    PRICE_SENTENCES,
-    TEMPLATES,
+from models.demo.data.words import (
+    ADJECTIVES,
+    COLORS,
+    EVENTS,
+    MONTHS,
+    NUMBER_WORDS,
+    WEEKDAYS,
+    Pools,
+    made_up,
+    plural,
+    templates,
 )
-from models.demo.data.words import ADJECTIVES, COLORS, EVENTS, Pools, made_up, plural
 
-NUMBER_WORDS = (
-    "zero",
-    *[
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ],
-)
-MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIZES = ("small", "medium", "large")
+_ORDERS = templates("orders")
+_TEMPLATES = templates("records")
 
 # The content of each kind's record: key -> JSON type, in output order. A JSON schema follows from
 # it.
@@ -176,8 +147,8 @@ def make_order(rng: random.Random, pools: Pools) -> Record:
     }
     missing = None
     if rng.random() < 0.22:
-        phrasing = rng.randrange(len(ORDER_FORMS))
-        text = ORDER_FORMS[phrasing].format(**names)
+        phrasing = rng.randrange(len(_ORDERS["forms"]))
+        text = _ORDERS["forms"][phrasing].format(**names)
         if phrasing == 0:
             text = text.replace(f"Quantity: {count}", f"Quantity: {quantity}")
     else:
@@ -199,19 +170,21 @@ def _compose_order(
     rng: random.Random, names: dict[str, str], missing: str | None
 ) -> tuple[int, str]:
     """Join an opening, a place and a price, the latter two inside it or in sentences after it."""
-    first = rng.randrange(len(ORDER_OPENINGS))
-    place = rng.randrange(len(CITY_INLINE))
-    cost = rng.randrange(len(PRICE_INLINE))
-    opening = ORDER_OPENINGS[first]
+    first = rng.randrange(len(_ORDERS["openings"]))
+    place = rng.randrange(len(_ORDERS["city_inline"]))
+    cost = rng.randrange(len(_ORDERS["price_inline"]))
+    opening = _ORDERS["openings"][first]
     later: list[str] = []
     inline = rng.random() < 0.6 and missing != "city"
-    joined = CITY_INLINE[place] if inline else ""
-    closing = PRICE_INLINE[cost] if rng.random() < 0.6 and not opening.endswith("?") else ""
+    joined = _ORDERS["city_inline"][place] if inline else ""
+    closing = (
+        _ORDERS["price_inline"][cost] if rng.random() < 0.6 and not opening.endswith("?") else ""
+    )
     closing = "" if missing == "price" else closing
     if not inline and missing != "city":
-        later.append(rng.choice(CITY_SENTENCES))
+        later.append(rng.choice(_ORDERS["city_sentences"]))
     if not closing and missing != "price":
-        later.append(rng.choice(PRICE_SENTENCES))
+        later.append(rng.choice(_ORDERS["price_sentences"]))
     rng.shuffle(later)
     if opening.endswith(("{place}", "{place}?")) or "{place}:" in opening:
         joined = joined.rstrip(",")
@@ -219,11 +192,11 @@ def _compose_order(
         "{to}", joined.rstrip(",").replace(" from", " in")
     )
     if rng.random() < 0.2:
-        later.append(rng.choice(EXTRAS[:5]))
+        later.append(rng.choice(_ORDERS["closings"]))
     sentence = opening + closing + ("" if opening.endswith("?") else ".")
     text = " ".join((sentence, *later)).format(**names)
     if rng.random() < 0.12:
-        text = f"{rng.choice(EXTRAS[5:])} {text}"
+        text = f"{rng.choice(_ORDERS['greetings'])} {text}"
     return first * 100 + place * 10 + cost, text
 
 
@@ -369,13 +342,7 @@ def make_basket(rng: random.Random, pools: Pools) -> Record:
         pairs.append((count, item, quantity))
     shown = [f"{count} {item}" for count, item, _ in pairs]
     listed = shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1]
-    openings = (
-        "{} wants {}.",
-        "{} ordered {}.",
-        "Please send {1} to {0}.",
-        "{}: {}",
-        "The basket of {} holds {}.",
-    )
+    openings = _ORDERS["baskets"]
     phrasing = rng.randrange(len(openings))
     items = ", ".join(
         f'{{"item": {quoted(item)}, "quantity": {quantity}}}' for _, item, quantity in pairs
@@ -391,5 +358,5 @@ def make_record(rng: random.Random, pools: Pools, kind: str) -> Record:
     if kind == "basket":
         return make_basket(rng, pools)
     texts, literals = _FILLERS[kind](rng, pools)
-    phrasing = rng.randrange(len(TEMPLATES[kind]))
-    return Record(kind, literals, TEMPLATES[kind][phrasing].format(**texts), phrasing)
+    phrasing = rng.randrange(len(_TEMPLATES[kind]))
+    return Record(kind, literals, _TEMPLATES[kind][phrasing].format(**texts), phrasing)

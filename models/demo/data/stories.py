@@ -21,23 +21,15 @@ from models.demo.data.words import (
     article,
     plural,
     random_word,
+    templates,
 )
 
 _CATEGORIES = (ANIMALS, TOYS, PLACES, THINGS)
 _CATEGORY_OF = {noun: group for group in _CATEGORIES for noun in group}
 _GIRLS, _BOYS = frozenset(GIRLS), frozenset(BOYS)
 _WORD = re.compile(r"[A-Za-z]+")
-_ABOUT = (
-    "Write a short story about {topics}.",
-    "Write a short story about {topics}.",
-    "Write a story about {topics}.",
-    "Tell me a story about {topics}.",
-    "Tell a short story about {topics}.",
-    "Write a simple story about {topics}.",
-    "Write a little story with {topics}.",
-    "Can you tell me a story about {topics}?",
-)
-_ABOUT_NOTHING = ("Write a short story.", "Tell me a story.", "Write a story for children.")
+_TEMPLATES = templates("stories")
+_PARTS = ("openings", "likes", "problems", "help", "fixes", "endings")
 
 
 @dataclass(frozen=True)
@@ -112,9 +104,9 @@ def instruction(rng: random.Random, story: Story) -> str:
         topics.insert(0, shown)
         topics = topics[:3]
     if not topics or rng.random() < 0.06:
-        return rng.choice(_ABOUT_NOTHING)
+        return rng.choice(_TEMPLATES["about_nothing"])
     joined = topics[0] if len(topics) == 1 else ", ".join(topics[:-1]) + " and " + topics[-1]
-    return rng.choice(_ABOUT).format(topics=joined)
+    return rng.choice(_TEMPLATES["about"]).format(topics=joined)
 
 
 def make_story(rng: random.Random, stories: list[Story], harder: list[Story]) -> Conversation:
@@ -141,66 +133,6 @@ def make_story(rng: random.Random, stories: list[Story], harder: list[Story]) ->
     return ask(instruction(rng, story), story.text)
 
 
-_OPENINGS = (
-    "Once upon a time, there was {hero}.",
-    "One day, {name} the {animal} went to the {place}.",
-    "There once was {hero} who lived near a {place}.",
-    "{name} was {a_kind}. Every day {name} played in the {place}.",
-)
-_LIKES = (
-    "{name} loved to play with a {look} {toy}.",
-    "{name} had a {look} {toy} and took it everywhere.",
-    "Best of all, {name} liked the {look} {toy}.",
-    "{name} found a {look} {toy} in the {place}.",
-)
-_PROBLEMS = (
-    "One day, the {toy} was gone. {name} looked under the {thing}, but it was not there. "
-    "{name} was sad.",
-    "One day, the {toy} fell into the water. {name} could not reach it and began to cry.",
-    "Then the wind came and took the {toy} up into a tree. {name} jumped, but the tree was "
-    "too tall.",
-    "But the {toy} broke, and {name} did not know how to fix it.",
-    "Then {friend} came. {friend} wanted to play with the {toy} too, but {name} said no.",
-    "It started to rain, and {name} could not go out to play with the {toy}.",
-)
-_HELP = (
-    '{friend} saw this and said, "Do not be sad. I can help you."',
-    '{name} asked {friend}, "Can you help me, please?" {friend} said, "Yes, I can."',
-    '{friend} the {other} came by and asked, "What is wrong?" {name} told {friend} '
-    "about the {toy}.",
-    "A kind {other} named {friend} heard it and came to help.",
-)
-_FIXES = (
-    "They worked together, and soon the {toy} was safe again.",
-    "They looked and looked. At last they found the {toy} next to {a_thing}.",
-    "{friend} had a good idea. They used {a_thing}, and it worked!",
-    "They sat down, shared {a_thing}, and thought about it. Then they tried again, and this "
-    "time it worked.",
-)
-_ENDINGS = (
-    '{name} was very happy and said, "Thank you, {friend}!" From that day on, they were best '
-    "friends.",
-    "{name} and {friend} played with the {toy} until the sun went down. Then they went home.",
-    "{name} learned that it is good to share. They both smiled and laughed.",
-    "That night, {name} slept well and dreamed about the {toy}. The end.",
-    '{name} hugged {friend}. "You are a good friend," said {name}. They lived happily ever after.',
-)
-_LOOKS = (
-    "red",
-    "blue",
-    "big",
-    "small",
-    "shiny",
-    "new",
-    "old",
-    "yellow",
-    "green",
-    "soft",
-    "pretty",
-    "little",
-)
-
-
 def template_story(rng: random.Random) -> str:
     """Return a story from our own templates; no outside text is used."""
     name, friend = rng.sample(GIRLS + BOYS, 2)
@@ -214,13 +146,13 @@ def template_story(rng: random.Random) -> str:
         "animal": kind,
         "other": other,
         "toy": rng.choice(TOYS),
-        "look": rng.choice(_LOOKS),
+        "look": rng.choice(_TEMPLATES["looks"]),
         "place": rng.choice(PLACES),
         "thing": rng.choice(("bed", "table", "chair", "tree", "box", "stairs")),
         "a_thing": article(rng.choice(THINGS)),
         "a_kind": article(size + kind),
     }
     words["hero"] = f"{words['a_kind']} named {name}"
-    parts = [rng.choice(group) for group in (_OPENINGS, _LIKES, _PROBLEMS, _HELP, _FIXES, _ENDINGS)]
+    parts = [rng.choice(_TEMPLATES[part]) for part in _PARTS]
     joiner = rng.choice((" ", " ", "\n"))
     return joiner.join(parts).format(**words)

@@ -5,122 +5,32 @@ our own.
 import random
 
 from models.demo.data.chat import Conversation, ask
-from models.demo.data.records import MONTHS, NUMBER_WORDS, person_name
-from models.demo.data.words import ANIMALS, COLORS, ITEMS, JOBS, THINGS, TOYS, Pools, made_up
+from models.demo.data.records import person_name
+from models.demo.data.words import (
+    ANIMALS,
+    COLORS,
+    ITEMS,
+    JOBS,
+    MONTHS,
+    NUMBER_WORDS,
+    THINGS,
+    TOYS,
+    Pools,
+    made_up,
+    templates,
+)
 
-_OPPOSITES = dict(
-    pair.split(":")
-    for pair in [
-        "hot:cold",
-        "big:small",
-        "up:down",
-        "fast:slow",
-        "day:night",
-        "old:new",
-        "happy:sad",
-        "open:closed",
-        "left:right",
-        "high:low",
-        "wet:dry",
-        "full:empty",
-        "hard:soft",
-        "light:dark",
-        "long:short",
-        "early:late",
-        "good:bad",
-        "clean:dirty",
-        "loud:quiet",
-        "near:far",
-        "rich:poor",
-        "strong:weak",
-        "thick:thin",
-        "wide:narrow",
-        "young:old",
-        "first:last",
-        "yes:no",
-        "in:out",
-        "black:white",
-        "true:false",
-        "love:hate",
-    ]
-)
-_GREETINGS = (
-    ("Say hello.", "Hello!"),
-    ("Hello!", "Hello! How can I help you?"),
-    ("Hello", "Hello! How can I help you?"),
-    ("Hi!", "Hello! How can I help you?"),
-    ("Hi", "Hello! How can I help you?"),
-    ("Hi there.", "Hello! How can I help you?"),
-    ("Good morning.", "Good morning! How can I help you?"),
-    ("How are you?", "I am fine, thank you."),
-    ("Say goodbye.", "Goodbye!"),
-    ("Goodbye.", "Goodbye!"),
-    ("Thank you.", "You are welcome."),
-    ("Thanks!", "You are welcome."),
-    (
-        "Who are you?",
-        "I am a small demo model. I can turn text into JSON, write short code and tell simple "
-        "stories.",
-    ),
-    (
-        "What can you do?",
-        "I can turn text into JSON, write small Python functions and tell simple stories.",
-    ),
-    ("Say something.", "The sun is warm today."),
-)
-FACTS = (
-    ("What color is the sky?", "The sky is blue."),
-    ("What color is grass?", "Grass is green."),
-    ("What color is snow?", "Snow is white."),
-    ("What color is the sun?", "The sun is yellow."),
-    ("How many days are in a week?", "There are seven days in a week."),
-    ("How many months are in a year?", "There are twelve months in a year."),
-    ("How many legs does a dog have?", "A dog has four legs."),
-    ("What does a cat say?", "A cat says meow."),
-    ("What does a dog say?", "A dog says woof."),
-    ("What does a cow say?", "A cow says moo."),
-    ("What is the capital of France?", "The capital of France is Paris."),
-    ("What is the capital of Italy?", "The capital of Italy is Rome."),
-    ("What is the capital of Spain?", "The capital of Spain is Madrid."),
-    ("What is the capital of Germany?", "The capital of Germany is Berlin."),
-    ("What is the capital of Japan?", "The capital of Japan is Tokyo."),
-    ("What is the capital of Norway?", "The capital of Norway is Oslo."),
-    ("What is the capital of Portugal?", "The capital of Portugal is Lisbon."),
-    (
-        "Name the days of the week.",
-        "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",
-    ),
-)
+_TEMPLATES = templates("tasks")
+_OPPOSITES: dict[str, str] = _TEMPLATES["opposites"]
+FACTS: list[tuple[str, str]] = _TEMPLATES["facts"]
 _LISTS = {
-    "colors": (
-        "red",
-        "blue",
-        "green",
-        "yellow",
-        "white",
-        "black",
-        "brown",
-        "pink",
-        "purple",
-        "orange",
-    ),
+    "colors": _TEMPLATES["colors"],
     "animals": ANIMALS[:20],
     "toys": TOYS[:12],
-    "fruits": ("apple", "pear", "lemon", "mango", "melon", "banana", "cherry", "grape"),
+    "fruits": _TEMPLATES["fruits"],
     "jobs": JOBS[:16],
-    "names": ("Anna", "Tom", "Lily", "Ben", "Mia", "Sam", "Lucy", "Max"),
+    "names": _TEMPLATES["names"],
 }
-_REPEATS = (
-    "Repeat: {text}",
-    "Repeat: {text}",
-    "Repeat this: {text}",
-    "Say: {text}",
-    "Copy this: {text}",
-    "Write this again: {text}",
-    "Repeat after me: {text}",
-    'Say "{text}".',
-    'Repeat "{text}".',
-)
 
 
 def _phrase(rng: random.Random, pools: Pools) -> str:
@@ -146,9 +56,9 @@ def make_short_task(rng: random.Random, pools: Pools) -> Conversation:
     kind = rng.random()
     if kind < 0.5:
         text = _phrase(rng, pools)
-        return ask(rng.choice(_REPEATS).format(text=text), text)
+        return ask(rng.choice(_TEMPLATES["repeats"]).format(text=text), text)
     if kind < 0.6:
-        return ask(*rng.choice(_GREETINGS))
+        return ask(*rng.choice(_TEMPLATES["greetings"]))
     if kind < 0.68:
         return ask(*rng.choice(FACTS))
     if kind < 0.8:

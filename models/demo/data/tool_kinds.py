@@ -5,10 +5,11 @@ ones, and items, which are in the singular.
 """
 
 import random
+from collections.abc import Callable
 
 from models.demo.data.records import city_name, date_text, item_name, person_name
 from models.demo.data.tools import Parameter, ToolKind, Values
-from models.demo.data.words import COLORS, Pools, made_up, plural
+from models.demo.data.words import COLORS, Pools, made_up, plural, templates
 
 _SKY = ("sunny", "cloudy", "rainy", "windy", "snowy", "clear", "foggy", "warm", "cold")
 _OPERATORS = {"+": ("plus", "+"), "-": ("minus", "-"), "*": ("times", "*"), "/": ("over", "/")}
@@ -73,131 +74,21 @@ def _light(rng: random.Random, pools: Pools) -> Values:
     return {"room": room, "color": rng.choice(COLORS)}
 
 
-_CITY = Parameter(("city", "location", "city", "place", "town"), "string", "Name of the city")
-KINDS = (
-    ToolKind(
-        ("get_weather", "weather", "get_current_weather", "current_weather", "check_weather"),
-        "Get the weather in a city.",
-        {
-            "city": _CITY,
-            "unit": Parameter(
-                ("unit", "units"), "string", "Unit", ("celsius", "fahrenheit"), is_required=False
-            ),
-        },
-        _weather,
-        (
-            "What is the weather in {city}?",
-            "What's the weather in {city}?",
-            "What is the weather like in {city} today?",
-            "How is the weather in {city}?",
-            "Weather in {city}, please.",
-            "Is it warm in {city}?",
-            "Tell me the weather in {city}.",
-        ),
-        (
-            ("{sky}, {degrees} degrees", "The weather in {city} is {sky}, {degrees} degrees."),
-            (
-                '{{"sky": "{sky}", "degrees": {degrees}}}',
-                "The weather in {city} is {sky}, {degrees} degrees.",
-            ),
-            ('{{"temperature": {degrees}}}', "The temperature in {city} is {degrees} degrees."),
-            ("{degrees}", "The temperature in {city} is {degrees} degrees."),
-        ),
-    ),
-    ToolKind(
-        ("calculate", "calculator", "compute", "arithmetic"),
-        "Calculate with two numbers.",
-        {
-            "a": Parameter(("a", "x", "first"), "number", "First number"),
-            "operator": Parameter(
-                ("operator", "operation", "op"), "string", "What to do", ("+", "-", "*", "/")
-            ),
-            "b": Parameter(("b", "y", "second"), "number", "Second number"),
-        },
-        _sum,
-        ("What is {a} {said} {b}?", "Calculate {a} {said} {b}.", "How much is {a} {said} {b}?"),
-        (("{result}", "The result is {result}."), ('{{"result": {result}}}', "It is {result}.")),
-    ),
-    ToolKind(
-        ("set_timer", "start_timer", "timer"),
-        "Start a timer.",
-        {"minutes": Parameter(("minutes", "duration", "length"), "integer", "Minutes")},
-        _timer,
-        (
-            "Set a timer for {minutes} minutes.",
-            "Start a timer of {minutes} minutes.",
-            "Wake me up in {minutes} minutes.",
-        ),
-        (("ok", "The timer is set for {minutes} minutes."),),
-    ),
-    ToolKind(
-        ("send_message", "send_text", "message", "send_sms"),
-        "Send a message to a person.",
-        {
-            "to": Parameter(("to", "recipient", "name"), "string", "Who gets it"),
-            "text": Parameter(("text", "message", "body"), "string", "What it says"),
-        },
-        _message,
-        (
-            'Tell {to}: "{text}".',
-            "Send a message to {to}: {text}",
-            "Send {to} the message: {text}",
-            'Write to {to}: "{text}"',
-        ),
-        (
-            ("sent", "I sent the message to {to}."),
-            ('{{"sent": true}}', "I sent the message to {to}."),
-        ),
-    ),
-    ToolKind(
-        ("create_order", "place_order", "order_item", "add_order"),
-        "Order items for a customer.",
-        {
-            "customer": Parameter(("customer", "name", "client"), "string", "Who orders"),
-            "item": Parameter(("item", "product", "article"), "string", "What, singular"),
-            "quantity": Parameter(("quantity", "count", "amount"), "integer", "How many"),
-        },
-        _order,
-        (
-            "{customer} wants {quantity} {items}.",
-            "Order {quantity} {items} for {customer}.",
-            "Please order {quantity} {items} for {customer}.",
-            "{customer} ordered {quantity} {items}.",
-        ),
-        (
-            ("{number}", "The order of {customer} has the number {number}."),
-            ('{{"order": {number}}}', "The order of {customer} has the number {number}."),
-        ),
-    ),
-    ToolKind(
-        ("get_order", "order_status", "find_order", "get_order_status"),
-        "Get the status of an order.",
-        {"id": Parameter(("order_id", "id", "order", "number"), "string", "Number of the order")},
-        _status,
-        (
-            "Where is order {id}?",
-            "What is the status of order {id}?",
-            "Look up order {id}.",
-            "Has order {id} been sent?",
-        ),
-        (
-            ("{state}", "Order {id} is {state}."),
-            ('{{"status": "{state}"}}', "Order {id} is {state}."),
-        ),
-    ),
-    ToolKind(
-        ("set_light", "set_color", "light", "change_light"),
-        "Set the color of a light.",
-        {
-            "room": Parameter(("room", "light", "place"), "string", "Which room"),
-            "color": Parameter(("color", "colour"), "string", "Which color"),
-        },
-        _light,
-        (
-            "Make the light in the {room} {color}.",
-            "Turn the {room} light {color}.",
-            "Set the light in the {room} to {color}.",
-        ),
-        (("done", "The light in the {room} is {color}."),),
-    ),
+def _kind(name: str, draw: Callable[[random.Random, Pools], Values]) -> ToolKind:
+    said = templates("tools")[name]
+    parameters = {slot: Parameter(**one) for slot, one in said["parameters"].items()}
+    return ToolKind(draw=draw, **said | {"parameters": parameters})
+
+
+KINDS = tuple(
+    _kind(name, draw)
+    for name, draw in (
+        ("weather", _weather),
+        ("sum", _sum),
+        ("timer", _timer),
+        ("message", _message),
+        ("order", _order),
+        ("status", _status),
+        ("light", _light),
+    )
 )

@@ -17,10 +17,10 @@ Values = dict[str, Any]
 class Parameter:
     """One parameter under any of `names`; `choices` makes it an enumeration."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     type: str
     about: str
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     is_required: bool = True
 
 
@@ -37,12 +37,12 @@ class ToolKind:
         results: JSON texts of what it returns, and what then is said, with slots in braces.
     """
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     about: str
     parameters: dict[str, Parameter]
     draw: Callable[[random.Random, Pools], Values]
-    requests: tuple[str, ...]
-    results: tuple[tuple[str, str], ...]
+    requests: Sequence[str]
+    results: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Word pools for the generated training text, split into a training part and a held-out part.
 
-`word_lists.json` is written by this project, so the generators run with no outside text. Larger
-lists in the public domain are merged in when a corpus folder is given. Invariant: a word is held
-out by a checksum of its spelling alone. So no seed or list order can move it from one side to the
-other. Knows nothing about prompts or tokenizers.
+`word_lists.json` is written by this project, so the generators run with no outside text. It has
+their templates too. Larger lists in the public domain are merged in when a corpus folder is given.
+Invariant: a word is held out by a checksum of its spelling alone. So no seed or list order can move
+it from one side to the other. Knows nothing about prompts or tokenizers.
 """
 
 import json
@@ -11,6 +11,7 @@ import random
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HELD_OUT_MODULUS = 10  # one word in ten is kept for evaluation
 
@@ -32,6 +33,9 @@ ONSETS: tuple[str, ...] = tuple(_LISTS["onsets"])
 VOWELS: tuple[str, ...] = tuple(_LISTS["vowels"])
 CODAS: tuple[str, ...] = tuple(_LISTS["codas"])
 GLUED_WORDS: tuple[str, ...] = tuple(_LISTS["glued_words"])
+NUMBER_WORDS: tuple[str, ...] = tuple(_LISTS["number_words"])
+MONTHS: tuple[str, ...] = tuple(_LISTS["months"])
+WEEKDAYS: tuple[str, ...] = tuple(_LISTS["weekdays"])
 
 _CORPUS_LISTS = {
     "first_names": ("humans/firstNames.json",),
@@ -60,6 +64,12 @@ class Pools:
     animals: tuple[str, ...]
     held_out: bool = False
     pieces: tuple[str, ...] = ()  # letters that a tokenizer spells with one token; see `made_up`
+
+
+def templates(kind: str) -> dict[str, Any]:
+    """Return the templates of one kind of text, by name; fields are in braces."""
+    found: dict[str, Any] = _LISTS["templates"][kind]
+    return found
 
 
 def is_held_out(text: str) -> bool:
