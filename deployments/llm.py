@@ -29,6 +29,7 @@ from tqdm.auto import tqdm
 
 from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
+from deployments.api.schemas.strict_fields import wrong_field
 from deployments.config.vllm.engine_args import engine_tree
 from deployments.ingress.service import served_model
 from deployments.local.engines import LocalEngines
@@ -321,10 +322,9 @@ def _paired(
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(asked)
     if len(params) != len(asked):
-        raise InvalidRequest(
-            f"sampling_params: one for all or one for each of the {len(asked)} {name} "
-            f"(got {len(params)})",
-            param="sampling_params",
+        raise wrong_field(
+            "sampling_params",
+            f"one for all or one for each of the {len(asked)} {name} (got {len(params)})",
         )
     return zip(asked, params, strict=True)
 

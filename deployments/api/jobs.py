@@ -21,6 +21,7 @@ from deployments.api.schemas.requests import (
     GenerationFields,
     SharedFields,
 )
+from deployments.api.schemas.strict_fields import wrong_field
 from deployments.api.writing.chat_writer import ChatWriter
 from deployments.api.writing.details_writer import DetailsWriter
 from deployments.api.writing.obfuscation import sealing
@@ -28,7 +29,6 @@ from deployments.api.writing.resuming import Begun, Marks
 from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.text_writer import Echo, TextWriter
 from deployments.api.writing.writers import AnswerHead, Writer
-from models.protocol.errors import InvalidRequest
 from router.types import GenerationRequest
 
 Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
@@ -116,9 +116,8 @@ def _going_on(asked: Asked, begun: Begun | None) -> Asked:
     if begun is None:
         return asked
     if not asked.stream:
-        raise InvalidRequest(
-            "stream: must be true with Last-Event-ID, which goes on with a stream (got false)",
-            param="stream",
+        raise wrong_field(
+            "stream", "must be true with Last-Event-ID, which goes on with a stream (got false)"
         )
     begun.check_seed(asked.seed)
     return asked.model_copy(update={"seed": begun.seed})
@@ -139,10 +138,9 @@ def _with_known(
     if not sent:
         return choices
     if begun is None:
-        raise InvalidRequest(
-            f"resume_token_ids: needs Last-Event-ID, the id of a stream's event (got {len(sent)} "
-            "lists without it)",
-            param="resume_token_ids",
+        raise wrong_field(
+            "resume_token_ids",
+            f"needs Last-Event-ID, the id of a stream's event (got {len(sent)} lists without it)",
         )
     known = begun.known_ids(sent, model.tokenizer.vocab_size)
     # `Marks` checks the number of choices.
@@ -260,10 +258,10 @@ def check_logprob_entries(
     if total <= limit:
         return
     most = max(parts, key=lambda part: part.num_entries)
-    raise InvalidRequest(
-        f"{most.field}: at most {limit} logprobs (max_logprob_entries) are allowed in an answer "
+    raise wrong_field(
+        most.field,
+        f"at most {limit} logprobs (max_logprob_entries) are allowed in an answer "
         f"(got {total}, of these {most.num_positions} positions with {most.per_position} each)",
-        param=most.field,
     )
 
 

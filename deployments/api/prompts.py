@@ -14,7 +14,7 @@ from typing import Any
 from deployments.api.schemas.chat_fields import Prediction
 from deployments.api.schemas.grammar_fields import naming_field
 from deployments.api.schemas.requests import GenerationFields
-from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.strict_fields import shown, wrong_field
 from models.grammar.choice import checked_choices
 from models.grammar.limits import refuse
 from models.protocol.errors import ContextTooLong, InvalidRequest
@@ -86,10 +86,10 @@ def predicted_text(
     least = tokenizer.least_tokens(len(text.encode()))
     ids = [] if least > max_model_len else tokenizer.encode_piece(text)
     if (num_tokens := max(least, len(ids))) > max_model_len:
-        raise InvalidRequest(
-            f"{field}: at most {max_model_len} tokens (max_model_len) are allowed (got "
+        raise wrong_field(
+            field,
+            f"at most {max_model_len} tokens (max_model_len) are allowed (got "
             f"{'at least ' if not ids else ''}{num_tokens})",
-            param=field,
         )
     return PredictedText(ids)
 
@@ -140,10 +140,10 @@ def choice_ids(
         ("bad_words", bool(request.bad_words)),
     ):
         if is_given:
-            raise InvalidRequest(
-                f"{name}: not with {field}, whose choices are weighed whole; leave it out, or set "
+            raise wrong_field(
+                name,
+                f"not with {field}, whose choices are weighed whole; leave it out, or set "
                 "structured_outputs.choice_sampling to 'masked'",
-                param=name,
             )
     with naming_field(field):
         choices = checked_choices(outputs.exact_choices)

@@ -28,7 +28,7 @@ from deployments.api.schemas.requests import (
     GenerationFields,
 )
 from deployments.api.schemas.sampling_defaults import SamplingDefaults, with_defaults
-from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.strict_fields import shown, wrong_field
 from deployments.api.schemas.tool_fields import check_tools
 from deployments.api.turns.asked_turn import AskedTurn, asked_text, asked_turn
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
@@ -143,12 +143,12 @@ def prepare_completions(
 def _check_choices(n: int, model: ServedModel, num_prompts: int) -> None:
     limit = model.max_choices
     if n > limit:
-        raise InvalidRequest(f"n: at most {limit} choices are allowed (got {n})", param="n")
+        raise wrong_field("n", f"at most {limit} choices are allowed (got {n})")
     if n * num_prompts > limit:
-        raise InvalidRequest(
-            f"prompt: at most {limit} choices in all are allowed "
+        raise wrong_field(
+            "prompt",
+            f"at most {limit} choices in all are allowed "
             f"(got {n * num_prompts}: {num_prompts} prompts with n {n})",
-            param="prompt",
         )
 
 
@@ -212,9 +212,8 @@ def _prepared(
 
 def _check_min_tokens(request: GenerationFields, max_tokens: int) -> None:
     if request.min_tokens > max_tokens:
-        raise InvalidRequest(
-            f"min_tokens: must be at most max_tokens, {max_tokens} (got {request.min_tokens})",
-            param="min_tokens",
+        raise wrong_field(
+            "min_tokens", f"must be at most max_tokens, {max_tokens} (got {request.min_tokens})"
         )
 
 
@@ -223,10 +222,10 @@ def _check_masked(request: GenerationFields) -> None:
     outputs = request.structured_outputs
     for name in ("choice_sampling", "choice_probabilities"):
         if outputs is not None and name in outputs.model_fields_set:
-            raise InvalidRequest(
-                f"structured_outputs.{name}: choices beside tools or behind a reasoning block are "
+            raise wrong_field(
+                f"structured_outputs.{name}",
+                f"choices beside tools or behind a reasoning block are "
                 f"masked, so they have no {name} (got {shown(getattr(outputs, name))})",
-                param=f"structured_outputs.{name}",
             )
 
 
@@ -245,9 +244,7 @@ def _check_no_tokens(asked: int | None, param: str, request: GenerationFields) -
         beside = "prompt_logprobs"
         if isinstance(request, CompletionRequest):
             beside = "echo or prompt_logprobs"
-        raise InvalidRequest(
-            f"{param}: must be at least 1, or 0 with {beside} (got 0)", param=param
-        )
+        raise wrong_field(param, f"must be at least 1, or 0 with {beside} (got 0)")
 
 
 def _max_tokens(
@@ -267,12 +264,10 @@ def _max_tokens(
         ContextTooLong: the prompt leaves no room in the context window.
     """
     if num_prompt_tokens == 0:
-        raise InvalidRequest(f"{prompt_param}: the prompt has no tokens", param=prompt_param)
+        raise wrong_field(prompt_param, "the prompt has no tokens")
     limit = model.max_tokens_limit
     if asked is not None and limit < model.max_model_len and asked > limit:
-        raise InvalidRequest(
-            f"{tokens_param}: at most {limit} are allowed (got {asked})", param=tokens_param
-        )
+        raise wrong_field(tokens_param, f"at most {limit} are allowed (got {asked})")
     room = model.max_model_len - num_prompt_tokens  # with 0 tokens a pass needs a place too
     if room < 1:
         # "maximum context length is": OpenAI's words, by which clients know this error.
@@ -289,15 +284,13 @@ def _max_tokens(
 
 def _checked_stop(stop: list[str], model: ServedModel) -> tuple[str, ...]:
     if len(stop) > model.max_stop_strings:
-        raise InvalidRequest(
-            f"stop: at most {model.max_stop_strings} strings are allowed (got {len(stop)})",
-            param="stop",
+        raise wrong_field(
+            "stop", f"at most {model.max_stop_strings} strings are allowed (got {len(stop)})"
         )
     longest = max(map(len, stop), default=0)
     if longest > model.max_stop_chars:
-        raise InvalidRequest(
-            f"stop: at most {model.max_stop_chars} characters each are allowed (got {longest})",
-            param="stop",
+        raise wrong_field(
+            "stop", f"at most {model.max_stop_chars} characters each are allowed (got {longest})"
         )
     return tuple(stop)
 
@@ -306,9 +299,7 @@ def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSe
     asked = request.speculation
     limit = model.max_num_speculative_tokens
     if asked.k is not None and asked.k > limit:
-        raise InvalidRequest(
-            f"speculation.k: at most {limit} (got {asked.k})", param="speculation.k"
-        )
+        raise wrong_field("speculation.k", f"at most {limit} (got {asked.k})")
     return SpeculationSettings(
         enabled=asked.enabled,
         num_speculative_tokens=asked.k,

@@ -10,8 +10,7 @@ from deployments.api.schemas.requests import (
     CompletionRequest,
     GenerationFields,
 )
-from deployments.api.schemas.strict_fields import shown
-from models.protocol.errors import InvalidRequest
+from deployments.api.schemas.strict_fields import shown, wrong_field
 from models.protocol.messages import Sampling, Verification
 from models.text.tokenizer import Tokenizer
 
@@ -81,9 +80,8 @@ def check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(
-                f"{field}: token id {shown(token_id)} is outside the vocabulary of {vocab_size}",
-                param=field,
+            raise wrong_field(
+                field, f"token id {shown(token_id)} is outside the vocabulary of {vocab_size}"
             )
 
 
@@ -98,9 +96,8 @@ def asked_logprobs(request: GenerationFields) -> int:
     if not isinstance(request, ChatCompletionRequest):
         return -1
     if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest(
-            f"top_logprobs: only allowed with logprobs: true (got {request.top_logprobs})",
-            param="top_logprobs",
+        raise wrong_field(
+            "top_logprobs", f"only allowed with logprobs: true (got {request.top_logprobs})"
         )
     return request.top_logprobs or 0 if request.logprobs else -1
 
@@ -109,9 +106,7 @@ def _num_prompt_logprobs(request: GenerationFields) -> int:
     asked = -1
     if request.prompt_logprobs is not None:
         if request.stream:
-            raise InvalidRequest(
-                "prompt_logprobs: only allowed with stream: false", param="prompt_logprobs"
-            )
+            raise wrong_field("prompt_logprobs", "only allowed with stream: false")
         asked = request.prompt_logprobs
     if isinstance(request, CompletionRequest) and request.echo:
         return max(asked, asked_logprobs(request))  # an echoed prompt has its logprobs as well

@@ -17,7 +17,7 @@ from deployments.api.schemas.requests import (
     CompletionRequest,
     GenerationFields,
 )
-from models.protocol.errors import InvalidRequest
+from deployments.api.schemas.strict_fields import wrong_field
 
 _Body = TypeVar("_Body", bound=GenerationFields)
 _NOT_SAMPLING = frozenset({"model", "prompt", "echo", "stream", "stream_options"})
@@ -48,7 +48,7 @@ class SamplingParams:
     def __init__(self, **fields: Any) -> None:
         for name in fields:
             if name in _NOT_SAMPLING:
-                raise InvalidRequest(f"{name}: is no sampling parameter", param=name)
+                raise wrong_field(name, "is no sampling parameter")
         self._fields = dict(fields)
         self.completion("", [0])  # refuses now what any request with these fields is refused for
 
@@ -87,9 +87,8 @@ def _parsed(fields: Mapping[str, Any], schema: type[_Body]) -> _Body:
     members = [f"{json.dumps(name)}:{_as_json(name, value)}" for name, value in fields.items()]
     body = parse(f"{{{','.join(members)}}}".encode(), schema)
     if body.speculation.details:
-        raise InvalidRequest(
-            "speculation.details: must be false here, only the HTTP API shows rounds (got true)",
-            param="speculation.details",
+        raise wrong_field(
+            "speculation.details", "must be false here, only the HTTP API shows rounds (got true)"
         )
     return body
 
@@ -99,7 +98,7 @@ def _as_json(name: str, value: object) -> str:
         text = json.dumps(value, allow_nan=False, default=_schema_of, ensure_ascii=False)
         text.encode()  # a lone surrogate is no text
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name}: {error}", param=name) from None
+        raise wrong_field(name, f"{error}") from None
     return text
 
 

@@ -18,8 +18,7 @@ from deployments.api.schemas.requests import (
     CompletionRequest,
     GenerationFields,
 )
-from deployments.api.schemas.strict_fields import shown
-from models.protocol.errors import InvalidRequest
+from deployments.api.schemas.strict_fields import shown, wrong_field
 from models.protocol.rules import COUPLED, REJECTION
 from models.text.tokenizer import Tokenizer
 from router.types import LookaheadSettings
@@ -57,9 +56,8 @@ def lookahead_of(
         return None
     _check_alone(request)
     if asked.verification == "speculative_sampling" and request.temperature == 0.0:
-        raise InvalidRequest(
-            "lookahead.verification: speculative_sampling needs a temperature above 0 (got 0)",
-            param="lookahead.verification",
+        raise wrong_field(
+            "lookahead.verification", "speculative_sampling needs a temperature above 0 (got 0)"
         )
     return LookaheadSettings(
         **asked.model_dump(exclude={"reward", "verification", "budget", "seed"}),
@@ -78,15 +76,12 @@ def rule_of(request: GenerationFields, default: str) -> str:
 
 def _reward(asked: LookaheadOptions) -> str:
     if asked.reward is None:
-        raise InvalidRequest(
-            f"lookahead.reward: is required with method {asked.method}", param="lookahead.reward"
-        )
+        raise wrong_field("lookahead.reward", f"is required with method {asked.method}")
     text = json.dumps(asked.reward, ensure_ascii=False)
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     if num_bytes > _MAX_REWARD_BYTES:
-        raise InvalidRequest(
-            f"lookahead.reward: at most {_MAX_REWARD_BYTES} bytes are allowed (got {num_bytes})",
-            param="lookahead.reward",
+        raise wrong_field(
+            "lookahead.reward", f"at most {_MAX_REWARD_BYTES} bytes are allowed (got {num_bytes})"
         )
     return text
 
@@ -105,10 +100,8 @@ def _text_reader(
 
 def _check_alone(request: GenerationFields) -> None:
     for field, value, wanted in _set_fields(request):
-        raise InvalidRequest(
-            f"{field}: does not go with lookahead, leave it at {shown(wanted)} "
-            f"(got {shown(value)})",
-            param=field,
+        raise wrong_field(
+            field, f"does not go with lookahead, leave it at {shown(wanted)} (got {shown(value)})"
         )
 
 

@@ -26,6 +26,7 @@ from deployments.api.responses.truncation import prepare_truncated
 from deployments.api.responses.writer import ResponsesWriter, encode_named_events
 from deployments.api.schemas.requests import ChatCompletionRequest, SharedFields
 from deployments.api.schemas.sampling_defaults import with_defaults
+from deployments.api.schemas.strict_fields import wrong_field
 from deployments.api.schemas.tool_fields import Choice, mode_and_names
 from deployments.api.writing.resuming import Begun
 from models.protocol.errors import InvalidRequest, ServingError
@@ -58,9 +59,8 @@ def responses_job(asked: ResponsesRequest, model: ServedModel, begun: Begun | No
     Its events are numbered, and where they begin depends on the rounds: no stream goes on.
     """
     if begun is not None:
-        raise InvalidRequest(
-            "Last-Event-ID: /v1/responses does not go on with a stream; /v1/chat/completions does",
-            param="Last-Event-ID",
+        raise wrong_field(
+            "Last-Event-ID", "/v1/responses does not go on with a stream; /v1/chat/completions does"
         )
     asked = with_defaults(asked, model.sampling)
     request_id = f"resp_{uuid.uuid4().hex}"
@@ -163,16 +163,10 @@ def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
     form = asked.text.format
     if form.type != "json_schema":
         if form.schema_ is not None:
-            raise InvalidRequest(
-                "text.format.schema: is only allowed with type 'json_schema'",
-                param="text.format.schema",
-            )
+            raise wrong_field("text.format.schema", "is only allowed with type 'json_schema'")
         return None if form.type == "text" else {"type": form.type}
     for name, value in (("name", form.name), ("schema", form.schema_)):
         if value is None:
-            raise InvalidRequest(
-                f"text.format.{name}: is required with type 'json_schema'",
-                param=f"text.format.{name}",
-            )
+            raise wrong_field(f"text.format.{name}", "is required with type 'json_schema'")
     schema = {"name": form.name, "schema": form.schema_}
     return {"type": "json_schema", "json_schema": schema}

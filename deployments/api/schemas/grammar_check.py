@@ -15,7 +15,7 @@ from deployments.api.schemas.grammar_fields import (
     asked_constraint,
     naming_field,
 )
-from deployments.api.schemas.strict_fields import BodyFields
+from deployments.api.schemas.strict_fields import BodyFields, wrong_field
 from models.grammar.limits import MAX_CHECKED_BYTES
 from models.protocol.errors import InvalidRequest
 from router.types import GrammarChecker
@@ -59,19 +59,14 @@ async def answer_check(
     """
     num_text = len(asked.text.encode())
     if num_text > MAX_CHECKED_BYTES:
-        raise InvalidRequest(
-            f"text: at most {MAX_CHECKED_BYTES} bytes are allowed (got {num_text})", param="text"
-        )
+        raise wrong_field("text", f"at most {MAX_CHECKED_BYTES} bytes are allowed (got {num_text})")
     constraint = asked_constraint(asked.response_format, asked.structured_outputs)
     if constraint is None:
-        raise InvalidRequest(
-            "structured_outputs: is required, or a response_format that constrains",
-            param="structured_outputs",
-        )
+        raise wrong_field("structured_outputs", "is required, or a response_format that constrains")
     field, grammar = constraint
     if not asked.strict:
         if grammar.kind != "json_schema":
-            raise InvalidRequest("strict: false is only allowed with a JSON schema", param="strict")
+            raise wrong_field("strict", "false is only allowed with a JSON schema")
         grammar = msgspec.structs.replace(grammar, loose=(0,))
     if checker is None:
         raise InvalidRequest("this deployment has no constraint service")

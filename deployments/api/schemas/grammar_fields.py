@@ -18,7 +18,7 @@ import msgspec
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from deployments.api.bodies import read_json
-from deployments.api.schemas.strict_fields import StrictFields
+from deployments.api.schemas.strict_fields import StrictFields, wrong_field
 from models.grammar.rules.ebnf import is_ebnf
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
@@ -181,16 +181,12 @@ def _format_field(response_format: ResponseFormat) -> str | None:
     kind = response_format.type
     for name, owner in _FORMAT_FIELDS.items():
         if owner != kind and getattr(response_format, name) is not None:
-            raise InvalidRequest(
-                f"response_format.{name}: is only allowed with type '{owner}'",
-                param=f"response_format.{name}",
-            )
+            raise wrong_field(f"response_format.{name}", f"is only allowed with type '{owner}'")
     match kind:
         case "json_schema":
             if response_format.json_schema is None:
-                raise InvalidRequest(
-                    "response_format.json_schema: is required with type 'json_schema'",
-                    param="response_format.json_schema",
+                raise wrong_field(
+                    "response_format.json_schema", "is required with type 'json_schema'"
                 )
             return "response_format.json_schema.schema"
         case "structural_tag":
@@ -204,10 +200,10 @@ def _format_field(response_format: ResponseFormat) -> str | None:
 def _outputs_field(outputs: StructuredOutputs) -> str:
     given = [name for name in _KINDS if _is_given(outputs, name)]
     if len(given) != 1:
-        raise InvalidRequest(
-            "structured_outputs: exactly one of json, json_object, regex, choice, grammar and "
+        raise wrong_field(
+            "structured_outputs",
+            "exactly one of json, json_object, regex, choice, grammar and "
             f"structural_tag is required (got {' and '.join(given) or 'none'})",
-            param="structured_outputs",
         )
     _check_json_options(outputs, given[0])
     _check_choice_terms(outputs)
@@ -222,15 +218,13 @@ def _check_json_options(outputs: StructuredOutputs, kind: str) -> None:
     given = [name for name in _JSON_OPTIONS if _is_given(outputs, name)]
     for name in given:
         if not kind.startswith("json"):
-            raise InvalidRequest(
-                f"structured_outputs.{name}: is only allowed with json and json_object "
-                f"(got {kind})",
-                param=f"structured_outputs.{name}",
+            raise wrong_field(
+                f"structured_outputs.{name}",
+                f"is only allowed with json and json_object (got {kind})",
             )
     if "whitespace_pattern" in given and "disable_any_whitespace" in given:
-        raise InvalidRequest(
-            "structured_outputs.whitespace_pattern: is not allowed with disable_any_whitespace",
-            param="structured_outputs.whitespace_pattern",
+        raise wrong_field(
+            "structured_outputs.whitespace_pattern", "is not allowed with disable_any_whitespace"
         )
 
 
@@ -248,15 +242,11 @@ def _tag_grammar(tag: dict[str, Any]) -> Grammar:
 def _check_choice_terms(outputs: StructuredOutputs) -> None:
     for field in ("choice_sampling", "choice_probabilities"):
         if outputs.choice is None and field in outputs.model_fields_set:
-            raise InvalidRequest(
-                f"structured_outputs.{field}: only allowed with choice",
-                param=f"structured_outputs.{field}",
-            )
+            raise wrong_field(f"structured_outputs.{field}", "only allowed with choice")
     if outputs.choice_probabilities and not outputs.exact_choices:
-        raise InvalidRequest(
-            "structured_outputs.choice_probabilities: only allowed with choice_sampling 'exact' "
-            "(got 'masked')",
-            param="structured_outputs.choice_probabilities",
+        raise wrong_field(
+            "structured_outputs.choice_probabilities",
+            "only allowed with choice_sampling 'exact' (got 'masked')",
         )
 
 

@@ -79,7 +79,7 @@ class BodyFields(StrictFields):
         if super()._is_left_out(name, content):
             return True
         if name in FORMER_FIELDS:
-            _refuse_field(name, f"is no field any more; use {FORMER_FIELDS[name]}")
+            raise _not_taken(name, f"is no field any more; use {FORMER_FIELDS[name]}")
         if name in cls.model_fields or name not in cls.neutral:
             return False
         value = content[name]
@@ -87,13 +87,18 @@ class BodyFields(StrictFields):
             return True
         present = without_nulls(value)
         if not any(_same(present, neutral) for neutral in cls.neutral[name]):
-            _refuse_field(name, f"{shown(value)} is not supported by this server")
+            raise _not_taken(name, f"{shown(value)} is not supported by this server")
         return True
 
 
-def _refuse_field(name: str, why: str) -> NoReturn:
+def wrong_field(name: str, why: str, code: str | None = None) -> InvalidRequest:
+    """Return the refusal of one field, whose message begins with its name."""
+    return InvalidRequest(f"{name}: {why}", param=name, code=code)
+
+
+def _not_taken(name: str, why: str) -> InvalidRequest:
     # No fault of a value: it is told alone, by a code of its own.
-    raise InvalidRequest(f"{name}: {why}", param=name, code="unsupported_parameter")
+    return wrong_field(name, why, "unsupported_parameter")
 
 
 def _same(value: object, neutral: object) -> bool:

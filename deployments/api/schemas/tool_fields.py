@@ -23,8 +23,8 @@ from deployments.api.schemas.strict_fields import (
     refuse_value,
     shown,
     without_nulls,
+    wrong_field,
 )
-from models.protocol.errors import InvalidRequest
 from models.text.tools.layout import NAME_PATTERN
 
 MAX_TOOLS = 128
@@ -226,9 +226,8 @@ def check_tools(tools: Sequence[Tool], choice: Choice) -> None:
         first = seen.setdefault(tool.function.name, index)
         if first != index:
             field = f"tools[{index}].function.name"
-            raise InvalidRequest(
-                f"{field}: {shown(tool.function.name)} is the name of tools[{first}] already",
-                param=field,
+            raise wrong_field(
+                field, f"{shown(tool.function.name)} is the name of tools[{first}] already"
             )
     mode, names = mode_and_names(choice)
     for index, name in enumerate(names):
@@ -237,8 +236,6 @@ def check_tools(tools: Sequence[Tool], choice: Choice) -> None:
             field += ".function.name"
             there = f"there are {', '.join(seen)}" if 0 < len(seen) <= _MAX_NAMED else ""
             there = there or f"there are {len(seen) or 'none'}"
-            raise InvalidRequest(
-                f"{field}: no tool has the name {shown(name)}; {there}", param=field
-            )
+            raise wrong_field(field, f"no tool has the name {shown(name)}; {there}")
     if choice == "required" and not tools:
-        raise InvalidRequest("tools: must not be empty with tool_choice 'required'", param="tools")
+        raise wrong_field("tools", "must not be empty with tool_choice 'required'")

@@ -12,13 +12,13 @@ from deployments.api.history.turns import turns_of
 from deployments.api.prompts import checked_ids
 from deployments.api.requests import ServedModel
 from deployments.api.schemas.logprobs import TokenNames
+from deployments.api.schemas.strict_fields import wrong_field
 from deployments.api.tokens.shapes import (
     DetokenizeAnswer,
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
 )
-from models.protocol.errors import InvalidRequest
 from models.text.tokenizer import Tokenizer
 
 
@@ -55,7 +55,7 @@ def detokenized(asked: DetokenizeRequest, model: ServedModel) -> bytes:
 def _ids(asked: TokenizeRequest, model: ServedModel) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         got = "none" if asked.prompt is None else "both"
-        raise InvalidRequest(f"prompt: send either prompt or messages (got {got})", param="prompt")
+        raise wrong_field("prompt", f"send either prompt or messages (got {got})")
     tokenizer = model.tokenizer
     if asked.messages is None:
         _check_chat_fields(asked)
@@ -64,10 +64,9 @@ def _ids(asked: TokenizeRequest, model: ServedModel) -> list[int]:
             return tokenizer.encode_piece(asked.prompt)
         return tokenizer.encode(asked.prompt)
     if asked.add_special_tokens:
-        raise InvalidRequest(
-            "add_special_tokens: must be false with messages, whose special tokens the chat "
-            "template writes (got true)",
-            param="add_special_tokens",
+        raise wrong_field(
+            "add_special_tokens",
+            "must be false with messages, whose special tokens the chat template writes (got true)",
         )
     messages, tools = model.formats.prompted(
         turns_of(asked.messages),
@@ -80,7 +79,7 @@ def _ids(asked: TokenizeRequest, model: ServedModel) -> list[int]:
 def _check_chat_fields(asked: TokenizeRequest) -> None:
     for name in ("tools", "add_generation_prompt", "chat_template_kwargs"):
         if name in asked.model_fields_set:
-            raise InvalidRequest(f"{name}: is only allowed with messages", param=name)
+            raise wrong_field(name, "is only allowed with messages")
 
 
 def _text(ids: list[int], tokenizer: Tokenizer) -> str:

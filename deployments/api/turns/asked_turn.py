@@ -16,10 +16,10 @@ from typing import Any
 
 from deployments.api.schemas.grammar_fields import Constraint, asked_constraint
 from deployments.api.schemas.requests import ChatCompletionRequest
+from deployments.api.schemas.strict_fields import wrong_field
 from deployments.api.schemas.tool_fields import callable_tools, mode_and_names
 from models.grammar.limits import Schema
 from models.grammar.schema.places import subschemas
-from models.protocol.errors import InvalidRequest
 from models.protocol.messages import Grammar
 from models.text.tokenizer import Tokenizer
 from models.text.tools.grammar import tool_line, turn_grammar
@@ -74,9 +74,7 @@ def asked_turn(
     if own is not None and not turn.must_call:
         body = _body(own.grammar)
         if not body and turn.tools:
-            raise InvalidRequest(
-                f"{own.field}: is not supported together with tools", param=own.field
-            )
+            raise wrong_field(own.field, "is not supported together with tools")
         if not body:
             return asked_text(own)
     if not turn.tools and (turn.reasoning is None or turn.reasoning_start == "none"):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from deployments.api.sampling_terms import check_ids
 from deployments.api.schemas.requests import StreamParted
-from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.strict_fields import shown, wrong_field
 from deployments.api.writing.writers import AnswerHead
 from models.protocol.errors import InvalidRequest
 from router.types import Delta
@@ -72,9 +72,8 @@ class Begun:
         """
         found = _FORM.fullmatch(event_id) if len(event_id) <= _MAX_CHARS else None
         if found is None:
-            raise InvalidRequest(
-                f"Last-Event-ID: must be the id of an event of the stream (got {shown(event_id)})",
-                param="Last-Event-ID",
+            raise wrong_field(
+                "Last-Event-ID", f"must be the id of an event of the stream (got {shown(event_id)})"
             )
         answer_id, created, seed, listed = found.groups()
         places = []
@@ -117,9 +116,8 @@ class Begun:
             InvalidRequest: it names another seed.
         """
         if seed is not None and seed % 2**64 != self.seed:
-            raise InvalidRequest(
-                f"seed: must be {self.seed}, that of the stream that goes on (got {seed})",
-                param="seed",
+            raise wrong_field(
+                "seed", f"must be {self.seed}, that of the stream that goes on (got {seed})"
             )
 
 
@@ -139,10 +137,10 @@ class Marks:
         self._places = [Place()] * head.num_choices
         self._goals: Sequence[Place] = self._places.copy() if begun is None else begun.places
         if len(self._goals) != head.num_choices:
-            raise InvalidRequest(
-                f"Last-Event-ID: is of a stream with {len(self._goals)} choices, but the request "
+            raise wrong_field(
+                "Last-Event-ID",
+                f"is of a stream with {len(self._goals)} choices, but the request "
                 f"asks for {head.num_choices}",
-                param="Last-Event-ID",
             )
 
     @property
