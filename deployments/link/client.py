@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -28,7 +28,7 @@ from deployments.link.frames import (
 )
 from deployments.link.leases import RENEWAL_S
 from deployments.link.loop_socket import LoopSocket
-from deployments.link.mailbox import Mailbox
+from deployments.link.mailbox import MailboxChannel
 from models.protocol.errors import LossReason, Unavailable
 from models.protocol.messages import Endpoint
 
@@ -40,26 +40,13 @@ Reply = TypeVar("Reply")
 _IDLE_CONNECTION_S = 60.0  # a connection without sessions is kept this long for the next one
 
 
-class LinkChannel(Generic[Request, Reply]):
+class LinkChannel(MailboxChannel[Request, Reply]):
     """Implements `router.ports.Channel` over a shared connection."""
 
     def __init__(self, connection: _Connection, session_id: str) -> None:
+        super().__init__(connection.send)
         self._connection = connection
         self._session_id = session_id
-        self.mailbox: Mailbox[Reply] = Mailbox()
-
-    def send(self, message: Request) -> None:
-        """See `router.ports.Channel.send`."""
-        if not self.mailbox.is_lost:
-            self._connection.send(message)
-
-    async def receive(self) -> Reply:
-        """See `router.ports.Channel.receive`."""
-        return await self.mailbox.get()
-
-    def peek(self) -> Reply | None:
-        """See `router.ports.Channel.peek`."""
-        return self.mailbox.peek()
 
     def mark_lost(self, message: str, reason: LossReason = "gone") -> None:
         """Make `receive` raise `LinkLost`, at once. Idempotent."""

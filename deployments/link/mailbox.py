@@ -1,4 +1,4 @@
-"""A session's bounded queue of replies in an event loop, and a lease that holds a channel.
+"""A session's bounded queue of replies in an event loop, its channel, and a lease that holds one.
 
 Every `Channel` here needs such a queue. When its reader does not keep up the oldest reply is
 dropped, as a lossy link would. The protocol asks again. Marking it lost wakes the reader at once.
@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from models.protocol.errors import LinkLost, LossReason
 from models.protocol.messages import LeaseGrant
 
+Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Channel = TypeVar("Channel")
 
@@ -68,6 +69,31 @@ class Mailbox(Generic[Reply]):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class MailboxChannel(Generic[Request, Reply]):
+    """Implements `router.ports.Channel`; whoever has its replies puts them into the mailbox.
+
+    Args:
+        forward: takes the session's messages on their way.
+    """
+
+    def __init__(self, forward: Callable[[Request], None]) -> None:
+        self.mailbox: Mailbox[Reply] = Mailbox()
+        self._forward = forward
+
+    def send(self, message: Request) -> None:
+        """See `router.ports.Channel.send`."""
+        if not self.mailbox.is_lost:
+            self._forward(message)
+
+    async def receive(self) -> Reply:
+        """See `router.ports.Channel.receive`."""
+        return await self.mailbox.get()
+
+    def peek(self) -> Reply | None:
+        """See `router.ports.Channel.peek`."""
+        return self.mailbox.peek()
 
 
 class HeldLease(Generic[Channel]):

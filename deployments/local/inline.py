@@ -13,11 +13,11 @@ does with a clock; here nothing is on its way, so a few turns are enough.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from deployments.engine.loop import Engine
 from deployments.link.mailbox import HeldLease
-from deployments.local.pool import LocalChannel
-from models.protocol.errors import Unavailable
+from deployments.local.pool import EngineChannel, LocalChannel, LocalChannels
 from models.protocol.messages import (
     Endpoint,
     EngineQuestion,
@@ -31,11 +31,14 @@ from router.ports import EngineLease
 # A reply reaches its session and comes back as a message within some six turns of the event loop.
 _QUIET_TURNS = 12
 
-EngineChannel = LocalChannel[EngineRequest, EngineReply]
-
 
 class InlinePool:
-    """Implements `router.ports.EnginePool` over one engine of an `InlineDevice`."""
+    """Implements `router.ports.EnginePool` over one engine of an `InlineDevice`.
+
+    Attributes:
+        session_ids: sessions with a lease.
+        busy: those that wait for an answer of this engine.
+    """
 
     def __init__(
         self,
@@ -52,48 +55,35 @@ class InlinePool:
             max_model_len=max_model_len,
         )
         self._device = device
-        self._sessions: set[str] = set()
-        self._busy: set[str] = set()  # sessions that wait for an answer of this engine
+        self.session_ids: set[str] = set()
+        self.busy: set[str] = set()
 
     async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
         """See `router.ports.Pool.lease`. Always at once, until the device has failed or closed."""
-        self._device.check()
-        self._sessions.add(session_id)
-        channel: EngineChannel = LocalChannel(self._submit)
-        self._device.add(channel)
+        channel = self._device.open_channel(self._submit)
+        self.session_ids.add(session_id)
 
         def release() -> None:
-            self._sessions.discard(session_id)
-            self._busy.discard(session_id)
-            self._device.remove(channel)
-            channel.mailbox.mark_lost("the lease was released")
+            self.session_ids.discard(session_id)
+            self.busy.discard(session_id)
+            self._device.close_channel(channel)
             self.engine.close(session_id)
 
         return HeldLease(self.grant, channel, release)
-
-    @property
-    def session_ids(self) -> set[str]:
-        """Sessions with a lease."""
-        return self._sessions
-
-    @property
-    def busy(self) -> set[str]:
-        """Those that wait for an answer."""
-        return self._busy
 
     def step(self) -> None:
         """Have the engine do its next work, and hand out what it answers."""
         for channel, reply in self.engine.step():
             if not isinstance(reply, Verdict) or reply.is_last:
-                self._busy.discard(reply.session_id)
+                self.busy.discard(reply.session_id)
             if isinstance(channel, LocalChannel):
                 channel.mailbox.put(reply)
 
     def _submit(self, channel: EngineChannel, message: EngineRequest) -> None:
-        if message.session_id in self._sessions:
+        if message.session_id in self.session_ids:
             self.engine.submit(message, channel)
             if isinstance(message, EngineQuestion):
-                self._busy.add(message.session_id)
+                self.busy.add(message.session_id)
             self._device.note_message()
 
 
@@ -102,11 +92,10 @@ class InlineDevice:
 
     def __init__(self) -> None:
         self._pools: list[InlinePool] = []
-        self._channels: set[EngineChannel] = set()
+        self._channels: LocalChannels[EngineRequest, EngineReply] = LocalChannels()
         self._num_messages = 0
         self._has_room = False  # a session has left, and the next one may be on its way
         self._awake = asyncio.Event()
-        self._lost: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     def pool(self, engine: Engine, *, epoch: int, max_model_len: int) -> InlinePool:
@@ -117,27 +106,27 @@ class InlineDevice:
 
     async def close(self) -> None:
         """End the leases and the stepping. Idempotent."""
-        self._fail("the device is closed")
+        self._channels.lose("the device is closed")
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     # --- the pools' side
 
-    def check(self) -> None:
-        """Raise `Unavailable` if nothing is served any more; start stepping otherwise."""
-        if self._lost is not None:
-            raise Unavailable(self._lost)
+    def open_channel(self, submit: Callable[[EngineChannel, EngineRequest], None]) -> EngineChannel:
+        """Return the channel of one more session, and step from now on.
+
+        Raises:
+            Unavailable: nothing is served any more.
+        """
+        channel = self._channels.open(submit)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="inline-device")
+        return channel
 
-    def add(self, channel: EngineChannel) -> None:
-        """Mark `channel` lost when the device is."""
-        self._channels.add(channel)
-
-    def remove(self, channel: EngineChannel) -> None:
+    def close_channel(self, channel: EngineChannel) -> None:
         """Forget a channel: its session is over."""
-        self._channels.discard(channel)
+        self._channels.close(channel)
         self._has_room = True
 
     def note_message(self) -> None:
@@ -158,7 +147,7 @@ class InlineDevice:
                 else:
                     pool.step()
         except Exception as error:
-            self._fail(f"the engine died: {error}")
+            self._channels.lose(f"the engine died: {error}")
             raise
 
     async def _settle(self) -> None:
@@ -177,9 +166,3 @@ class InlineDevice:
             return True
         busy = set().union(*(pool.busy for pool in self._pools))
         return any(not pool.session_ids <= busy for pool in self._pools)
-
-    def _fail(self, reason: str) -> None:
-        self._lost = self._lost or reason
-        for channel in self._channels:
-            channel.mailbox.mark_lost(self._lost)
-        self._channels.clear()

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from deployments.constraint.failures import failed
 from deployments.constraint.reward_workers import RewardWorkers
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
-from deployments.link.mailbox import HeldLease, Mailbox
+from deployments.link.mailbox import HeldLease, MailboxChannel
 from models.grammar.masks import GrammarHandler
 from models.protocol.errors import Unavailable
 from models.protocol.messages import (
@@ -44,26 +44,50 @@ _IDLE_TIMEOUT_S = 600.0  # leases of sessions that are silent for longer end
 _JOIN_S = 10.0
 
 
-class LocalChannel(Generic[Request, Reply]):
-    """Implements `router.ports.Channel` by a function call and a mailbox."""
+class LocalChannel(MailboxChannel[Request, Reply]):
+    """Implements `router.ports.Channel` by a function call."""
 
     def __init__(self, forward: Callable[[LocalChannel[Request, Reply], Request], None]) -> None:
+        super().__init__(partial(forward, self))
         self.loop = asyncio.get_running_loop()
-        self.mailbox: Mailbox[Reply] = Mailbox()
-        self._forward = forward
 
-    def send(self, message: Request) -> None:
-        """See `router.ports.Channel.send`."""
-        if not self.mailbox.is_lost:
-            self._forward(self, message)
 
-    async def receive(self) -> Reply:
-        """See `router.ports.Channel.receive`."""
-        return await self.mailbox.get()
+EngineChannel = LocalChannel[EngineRequest, EngineReply]
+ConstraintChannel = LocalChannel[ConstraintRequest, ConstraintReply]
 
-    def peek(self) -> Reply | None:
-        """See `router.ports.Channel.peek`."""
-        return self.mailbox.peek()
+
+class LocalChannels(Generic[Request, Reply]):
+    """The channels of sessions that are all lost at once, as if a process had died."""
+
+    def __init__(self) -> None:
+        self._held: set[LocalChannel[Request, Reply]] = set()
+        self._lost: str | None = None
+
+    def open(
+        self, forward: Callable[[LocalChannel[Request, Reply], Request], None]
+    ) -> LocalChannel[Request, Reply]:
+        """Return the channel of one more session.
+
+        Raises:
+            Unavailable: all are lost.
+        """
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+        channel = LocalChannel(forward)
+        self._held.add(channel)
+        return channel
+
+    def close(self, channel: LocalChannel[Request, Reply]) -> None:
+        """Forget a channel: its session is over."""
+        self._held.discard(channel)
+        channel.mailbox.mark_lost("the lease was released")
+
+    def lose(self, reason: str) -> None:
+        """Lose all of them, for the first reason that was given."""
+        self._lost = self._lost or reason
+        for channel in self._held:
+            channel.mailbox.mark_lost(self._lost)
+        self._held.clear()
 
 
 class _LocalPort:
@@ -125,23 +149,18 @@ class LocalEnginePool:
         self._port = _LocalPort()
         self._loop = EngineLoop(engine, self._port, idle_timeout_s=_IDLE_TIMEOUT_S)
         self._outbox: list[tuple[object, EngineRequest]] = []
-        self._channels: set[LocalChannel[EngineRequest, EngineReply]] = set()
-        self._lost: str | None = None
+        self._channels: LocalChannels[EngineRequest, EngineReply] = LocalChannels()
         self._thread: threading.Thread | None = None
 
     async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
         """See `router.ports.Pool.lease`."""
-        if self._lost is not None:
-            raise Unavailable(self._lost)
+        channel = self._channels.open(self._forward)
         self._start()
         lease_id = self._loop.leases.grant(session_id)
-        channel: LocalChannel[EngineRequest, EngineReply] = LocalChannel(self._forward)
-        self._channels.add(channel)
 
         def release() -> None:
             self._flush()
-            self._channels.discard(channel)
-            channel.mailbox.mark_lost("the lease was released")
+            self._channels.close(channel)
             self._loop.release(session_id, lease_id)
 
         return HeldLease(self.grant, channel, release)
@@ -152,11 +171,8 @@ class LocalEnginePool:
 
     def fail(self, reason: str = "the engine's process is gone") -> None:
         """Lose the engine as if its process had died: leases end, none is granted again."""
-        self._lost = self._lost or reason
         self._loop.stop()
-        for channel in self._channels:
-            channel.mailbox.mark_lost(self._lost)
-        self._channels.clear()
+        self._channels.lose(reason)
 
     async def close(self) -> None:
         """Stop the engine's thread. Idempotent."""
@@ -180,9 +196,7 @@ class LocalEnginePool:
             reason = f"the engine died: {error}"
             _call_in(home, partial(self.fail, reason))
 
-    def _forward(
-        self, channel: LocalChannel[EngineRequest, EngineReply], message: EngineRequest
-    ) -> None:
+    def _forward(self, channel: EngineChannel, message: EngineRequest) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append((channel, message))
@@ -232,21 +246,12 @@ class LocalConstraintPool:
             endpoint=Endpoint(address="local", public_key="", epoch=epoch), asker_key=""
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="local-grammar")
-        self._channels: set[LocalChannel[ConstraintRequest, ConstraintReply]] = set()
-        self._lost: str | None = None
+        self._channels: LocalChannels[ConstraintRequest, ConstraintReply] = LocalChannels()
 
     async def lease(self, session_id: str, *, timeout_s: float) -> ConstraintLease:
         """See `router.ports.Pool.lease`."""
-        if self._lost is not None:
-            raise Unavailable(self._lost)
-        channel: LocalChannel[ConstraintRequest, ConstraintReply] = LocalChannel(self._forward)
-        self._channels.add(channel)
-
-        def release() -> None:
-            self._channels.discard(channel)
-            channel.mailbox.mark_lost("the lease was released")
-
-        return HeldLease(self.grant, channel, release)
+        channel = self._channels.open(self._forward)
+        return HeldLease(self.grant, channel, partial(self._channels.close, channel))
 
     def begin_rewards(self) -> None:
         """Start the process of rewards now; if not, the first question does."""
@@ -255,10 +260,7 @@ class LocalConstraintPool:
 
     def fail(self, reason: str = "the constraint process is gone") -> None:
         """Lose the host as if its process had died: leases end, none is granted again."""
-        self._lost = self._lost or reason
-        for channel in self._channels:
-            channel.mailbox.mark_lost(self._lost)
-        self._channels.clear()
+        self._channels.lose(reason)
 
     async def close(self) -> None:
         """Stop the host's thread. Idempotent."""
@@ -267,9 +269,7 @@ class LocalConstraintPool:
             await self._rewards.stop()
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _forward(
-        self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest
-    ) -> None:
+    def _forward(self, channel: ConstraintChannel, message: ConstraintRequest) -> None:
         if isinstance(message, RewardScore):
             self._score(channel, message)
             return
@@ -281,17 +281,13 @@ class LocalConstraintPool:
                 return
         self._worker.submit(self._answer, channel, message)
 
-    def _score(
-        self, channel: LocalChannel[ConstraintRequest, ConstraintReply], question: RewardScore
-    ) -> None:
+    def _score(self, channel: ConstraintChannel, question: RewardScore) -> None:
         if self._rewards is not None:
             self._rewards.submit(question, channel.mailbox.put)
         elif (refusal := failed(question, "there are no rewards in this process")) is not None:
             channel.mailbox.put(refusal)
 
-    def _answer(
-        self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest
-    ) -> None:
+    def _answer(self, channel: ConstraintChannel, message: ConstraintRequest) -> None:
         replies = self.host.handle([message])
         _call_in(channel.loop, partial(_deliver, [(channel, reply) for reply in replies]))
 
