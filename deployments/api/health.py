@@ -25,14 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class HealthProbe:
-    """Generates one token and caches for `keep_s` seconds whether that worked.
+    """Generates one token, and keeps for a second whether that worked.
 
     Args:
         generator: runs the probe's session.
         tokenizer: of the served model.
         model: its name.
         timeout_s: limit of one probe.
-        keep_s: how long a result is cached.
         last_progress_s: when (`time.monotonic`) other sessions last got something; None: unknown.
     """
 
@@ -43,7 +42,6 @@ class HealthProbe:
         model: str,
         *,
         timeout_s: float,
-        keep_s: float = 1.0,
         last_progress_s: Callable[[], float] | None = None,
     ) -> None:
         self._generator = generator
@@ -53,10 +51,10 @@ class HealthProbe:
         self._prompt_ids = tuple(tokenizer.encode("Hello")) or (0,)
         self._timeout_s = timeout_s
         self._last_progress_s = last_progress_s
-        self._health = CachedValue(self._measure, keep_s=keep_s)
+        self._health = CachedValue(self._measure)
 
     async def check(self) -> HealthStatus:
-        """Return the answer of GET /health, at most `keep_s` old.
+        """Return the answer of GET /health, at most a second old.
 
         It takes at most `timeout_s`, and the seconds that a session may take to close beyond that.
         It never raises.

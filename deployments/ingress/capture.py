@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -34,7 +34,6 @@ class Capture:
 
     Args:
         config: with a folder.
-        clock: Unix time, seconds.
 
     Attributes:
         num_lost: answers that were left out because the disk was slow or refused them.
@@ -43,11 +42,10 @@ class Capture:
         ValueError: the folder cannot be written to.
     """
 
-    def __init__(self, config: CaptureConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: CaptureConfig) -> None:
         self._folder = Path(config.folder)
         self._max_bytes = config.max_size_mib * _MIB
         self._max_age_s = config.max_age_hours * 3600.0
-        self._clock = clock
         self.num_lost = 0
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +87,7 @@ class Capture:
 
     def _write(self, line: bytes) -> None:
         if self._size + len(line) > self._max_bytes // _FILES_AT_ONCE or (
-            self._clock() - self._begun_s > self._max_age_s / _FILES_AT_ONCE
+            time.time() - self._begun_s > self._max_age_s / _FILES_AT_ONCE
         ):
             self._begin_file()
             self._tidy()
@@ -98,7 +96,7 @@ class Capture:
         self._size += len(line)
 
     def _begin_file(self) -> None:
-        self._begun_s, self._size = self._clock(), 0
+        self._begun_s, self._size = time.time(), 0
         self._path = self._folder / f"answers-{time.time_ns()}-{os.getpid()}.jsonl"
         with open(self._path, "ab", opener=_private):
             pass
@@ -110,7 +108,7 @@ class Capture:
         for path in newest_first:
             found = path.stat()
             left -= found.st_size
-            is_old = self._clock() - found.st_mtime > self._max_age_s
+            is_old = time.time() - found.st_mtime > self._max_age_s
             if is_old or left < 0:
                 path.unlink(missing_ok=True)
 

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Peer = bytes  # ZMQ's routing id of one connection
 LOOPBACK = "127.0.0.1"
+_MAX_FRAMES = 1024  # taken per `receive`, so that one flood cannot hold up a step
 
 
 def group_by_peer(replies: Iterable[tuple[Peer, Any]]) -> dict[Peer, list[Any]]:
@@ -55,7 +56,13 @@ class _Bound(Generic[Request]):
         on_renewed: called with the sessions whose leases a peer renews.
     """
 
-    def __init__(self, request_type: Any, *, host: str, high_water_mark: int) -> None:
+    def __init__(
+        self,
+        request_type: Any,
+        *,
+        host: str = LOOPBACK,
+        high_water_mark: int = HIGH_WATER_MARK,
+    ) -> None:
         self._codec: FrameCodec[Request | Renew] = FrameCodec(request_type | Renew)
         self.on_renewed: Callable[[list[str]], None] = lambda session_ids: None
         self._allowed = AllowList()
@@ -74,11 +81,6 @@ class _Bound(Generic[Request]):
     def allow(self, public_key: str) -> None:
         """Let the owner of a CURVE key connect. Idempotent."""
         self._allowed.add(public_key)
-
-    @property
-    def num_dropped_frames(self) -> int:
-        """Frames that were malformed, or that their receiver failed at, since the start."""
-        return self._codec.num_dropped
 
     def _requests(self, part: bytes) -> list[Request]:
         """Return the messages of a frame; renewals go to `on_renewed`."""
@@ -99,30 +101,12 @@ class _Bound(Generic[Request]):
 
 
 class LinkServer(_Bound[Request]):
-    """A ROUTER socket owned by one plain thread; only `allow` may be called from others.
-
-    Args:
-        request_type: union of the message types that peers may send.
-        host: address to bind to.
-        high_water_mark: frames queued per peer and direction.
-        max_frames: frames taken per `receive`, so that one flood cannot hold up a step.
-    """
-
-    def __init__(
-        self,
-        request_type: Any,
-        *,
-        host: str = LOOPBACK,
-        high_water_mark: int = HIGH_WATER_MARK,
-        max_frames: int = 1024,
-    ) -> None:
-        super().__init__(request_type, host=host, high_water_mark=high_water_mark)
-        self._max_frames = max_frames
+    """A ROUTER socket owned by one plain thread; only `allow` may be called from others."""
 
     def receive(self) -> list[tuple[Peer, Request]]:
         """Return all messages that have arrived, without waiting; poll `socket` to wait."""
         received: list[tuple[Peer, Request]] = []
-        for _ in range(self._max_frames):
+        for _ in range(_MAX_FRAMES):
             try:
                 peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -64,13 +64,11 @@ class LocalEngines:
         engine = TargetEngine(target, self._masks(), _EPOCH, queued_interval_s=queued_interval_s)
         self.target_pool = self._pool(engine, target)
 
-    def router(
-        self, config: RouterConfig | None = None, *, link: Link | None = None, **services: Any
-    ) -> SpeculativeGenerator:
+    def router(self, config: RouterConfig | None = None, **services: Any) -> SpeculativeGenerator:
         """Return a router over these engines, which knows nothing yet; see `services`."""
         config = config or self._config.router
         return SpeculativeGenerator(
-            self.services(config, link=link, **services), max_model_len=config.max_model_len
+            self.services(config, **services), max_model_len=config.max_model_len
         )
 
     def services(
