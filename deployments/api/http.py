@@ -160,6 +160,9 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starle
 class Handlers:
     """One method per route; the table is `schemas.openapi.OPERATIONS`."""
 
+    docs = staticmethod(docs_page)
+    playground = staticmethod(playground_page)
+
     def __init__(self, service: HttpService) -> None:
         self._service = service
         self._openapi = OpenApiPage(asks_for_keys=service.api_keys is not None)
@@ -232,12 +235,6 @@ class Handlers:
 
     async def version(self, _: Request) -> Response:
         return json_response(VersionStatus(version=own_version()).to_json())
-
-    async def docs(self, request: Request) -> Response:
-        return await docs_page(request)
-
-    async def playground(self, request: Request) -> Response:
-        return await playground_page(request)
 
     async def openapi(self, request: Request) -> Response:
         root_path = request.scope.get("root_path", "")

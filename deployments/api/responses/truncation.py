@@ -26,14 +26,13 @@ def prepare_truncated(chat: ChatCompletionRequest, model: ServedModel, request_i
         ContextTooLong: not even its last message fits; the error is that of the whole.
         InvalidRequest: as `prepare_turn`.
     """
-    whole: Prepared | None = None
-    refusal: ContextTooLong | None = None
+    whole: Prepared | ContextTooLong
     try:
         whole = prepare_turn(chat, model, request_id)
+        if _has_room(whole, chat, model):
+            return whole
     except ContextTooLong as error:
-        refusal = error
-    if whole is not None and _has_room(whole, chat, model):
-        return whole
+        whole = error
     messages = chat.messages
     roles = [message.role for message in messages]
     first = next((i for i, role in enumerate(roles) if role not in _INSTRUCTIONS), len(roles))
@@ -43,24 +42,20 @@ def prepare_truncated(chat: ChatCompletionRequest, model: ServedModel, request_i
     while low < high:
         middle = (low + high) // 2
         kept = [*messages[:first], *messages[starts[middle] :]]
-        cut = _prepared(chat.model_copy(update={"messages": kept}), model, request_id)
-        if cut is not None and _has_room(cut, chat, model):
+        try:
+            cut = prepare_turn(chat.model_copy(update={"messages": kept}), model, request_id)
+            has_room = _has_room(cut, chat, model)
+        except ContextTooLong:
+            has_room = False
+        if has_room:
             found, high = cut, middle
         else:
             low = middle + 1
     if found is not None:
         return found
-    if whole is None:
-        assert refusal is not None, "it is prepared or refused"
-        raise refusal
+    if isinstance(whole, ContextTooLong):
+        raise whole
     return whole
-
-
-def _prepared(chat: ChatCompletionRequest, model: ServedModel, request_id: str) -> Prepared | None:
-    try:
-        return prepare_turn(chat, model, request_id)
-    except ContextTooLong:
-        return None
 
 
 def _has_room(prepared: Prepared, chat: ChatCompletionRequest, model: ServedModel) -> bool:

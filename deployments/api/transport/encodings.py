@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.api.schemas.requests import (
     ACCEPTED_ENCODINGS,
@@ -25,8 +25,8 @@ _HEAD_BYTES = 2  # size of zlib's header (RFC 1950)
 _CODE = "invalid_encoding"
 
 
-class Decoder(Protocol):
-    """Decodes a body that comes in chunks."""
+class Decoder:
+    """Takes a body that comes in chunks as it is; a subclass decodes one."""
 
     async def feed(self, chunk: bytes) -> bytes:
         """Return what a chunk adds to the body.
@@ -35,6 +35,7 @@ class Decoder(Protocol):
             BodyTooLarge: beyond the limit.
             InvalidRequest: it is not encoded so.
         """
+        return chunk
 
     def finish(self) -> None:
         """Check that the body is whole.
@@ -54,23 +55,13 @@ def decoder_of(values: Sequence[str], limit_bytes: int) -> Decoder:
     named = [name.strip().lower() for name in ",".join(values).split(",")]
     encodings = [name.removeprefix("x-") for name in named if name not in _PLAIN]
     if not encodings:
-        return _Plain()
+        return Decoder()
     if len(encodings) > 1 or encodings[0] not in ACCEPTED_ENCODINGS:
         return _Unsupported(", ".join(encodings)[:64])
     return _Inflating(encodings[0], limit_bytes)
 
 
-class _Plain:
-    """A body as it is."""
-
-    async def feed(self, chunk: bytes) -> bytes:
-        return chunk
-
-    def finish(self) -> None:
-        pass
-
-
-class _Unsupported:
+class _Unsupported(Decoder):
     """Reads a body to its end before it is refused: who still sends would not see the answer."""
 
     def __init__(self, named: str) -> None:
@@ -86,7 +77,7 @@ class _Unsupported:
         )
 
 
-class _Inflating:
+class _Inflating(Decoder):
     """Undoes gzip or deflate.
 
     Args:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from deployments.api.schemas.details import round_shape, token_shape
 from deployments.api.schemas.logprobs import TokenNames
 from deployments.api.writing.json_chunks import JsonItems, in_slices
-from deployments.api.writing.writers import Writer
+from deployments.api.writing.writers import Writer, listed
 from router.types import Delta, Finished, ShownToken, TokenOrigin
 
-_BEFORE, _AFTER = b',"speculation_details":[', b"]}"
+_BEFORE = b',"speculation_details":'
 
 
 class _Record:
@@ -101,8 +101,4 @@ class DetailsWriter(Writer):
 
 def _with(body: bytes, records: Sequence[_Record]) -> list[bytes]:
     """Add the member to a JSON object, in chunks."""
-    chunks = [body[:-1] + _BEFORE]
-    for number, record in enumerate(records):
-        chunks += [b","] if number else []
-        chunks += record.chunks
-    return [*chunks, _AFTER]
+    return [body[:-1] + _BEFORE, *listed([record.chunks for record in records]), b"}"]
