@@ -19,26 +19,17 @@ from deployments.api.schemas.answers import (
 )
 from deployments.api.schemas.logprobs import (
     ChatLogprobsJson,
-    ChoiceProbability,
     PromptLogprobsJson,
-    TokenNames,
     probabilities_of,
 )
 from deployments.api.turns.turn_writer import TurnWriter
 from deployments.api.writing.json_chunks import in_slices, with_value
-from deployments.api.writing.writers import (
-    AnswerHead,
-    RunningCounts,
-    Writer,
-    closed,
-    listed,
-    trailed,
-)
+from deployments.api.writing.writers import AnswerHead, ChoicesWriter, listed
 from models.text.tools.turn import Turn
 from router.types import Delta, Finished
 
 
-class ChatWriter(Writer):
+class ChatWriter(ChoicesWriter):
     """Writes a chat's answer.
 
     Args:
@@ -49,21 +40,16 @@ class ChatWriter(Writer):
     def __init__(self, head: AnswerHead, turn: Turn | None = None) -> None:
         super().__init__(head)
         self._turns = [TurnWriter(turn) for _ in range(head.num_choices)]
-        self._names = TokenNames(head.tokenizer)
-        self._counts = RunningCounts(head)
         # State of an answer that is not streamed:
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
-        self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
-        self._ids: list[list[int]] = [[] for _ in range(head.num_choices)]
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._turns[index].add(delta.text)
         await in_slices(delta.shown, self._logprobs[index].add)
         await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
-        self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
-        self._ids[index] += delta.token_ids
+        self._keep(index, delta)
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
@@ -95,7 +81,7 @@ class ChatWriter(Writer):
 
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """See `Writer`."""
-        self._counts.add(index, delta)
+        self._num_sent[index] += len(delta.token_ids)
         deltas = self._turns[index].deltas(delta.text)
         if not deltas and delta.shown:
             deltas = [{"content": ""}]
@@ -120,11 +106,11 @@ class ChatWriter(Writer):
         turn = self._turns[index]
         held = [self._chunk(index, one).to_json() for one in turn.last_deltas()]
         reason = turn.finish_reason(finished.finish_reason)
-        return [*held, closed(self._chunk(index, {}, reason), self.head, finished)]
+        return [*held, self._closed(self._chunk(index, {}, reason), finished)]
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
-        return trailed(self._chunk(0, {}), self.head, ends)
+        return self._trailed(self._chunk(0, {}), ends)
 
     def _choice(self, index: int, end: Finished) -> list[bytes]:
         turn = self._turns[index]
@@ -151,6 +137,4 @@ class ChatWriter(Writer):
         chunk = ChatCompletionChunk(
             id=head.id, created=head.created, model=head.model, choices=[choice]
         )
-        if head.include_usage:  # OpenAI then writes null on every event but the last
-            chunk.usage = self._counts.of(index) if head.has_continuous_usage else None
-        return chunk
+        return self._counted(chunk, index)

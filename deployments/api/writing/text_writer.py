@@ -10,23 +10,13 @@ from msgspec import UNSET
 from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import Completion, TextChoice, usage_of
 from deployments.api.schemas.logprobs import (
-    ChoiceProbability,
     PromptLogprobsJson,
     TextLogprobsJson,
-    TokenNames,
     probabilities_of,
     prompt_offsets,
 )
 from deployments.api.writing.json_chunks import in_slices, with_value
-from deployments.api.writing.writers import (
-    AnswerHead,
-    RunningCounts,
-    Writer,
-    add_totals,
-    closed,
-    listed,
-    trailed,
-)
+from deployments.api.writing.writers import AnswerHead, ChoicesWriter, listed
 from models.protocol.packed_logprobs import unpack
 from router.types import Delta, Finished
 
@@ -39,7 +29,7 @@ class Echo:
     token_ids: tuple[int, ...]
 
 
-class TextWriter(Writer):
+class TextWriter(ChoicesWriter):
     """Writes a completion's answer.
 
     Args:
@@ -50,15 +40,11 @@ class TextWriter(Writer):
     def __init__(self, head: AnswerHead, echoes: Sequence[Echo] = ()) -> None:
         super().__init__(head)
         self._echoes = echoes
-        self._names = TokenNames(head.tokenizer)
-        self._counts = RunningCounts(head)
         self._echoed: dict[int, TextLogprobsJson] = {}  # by prompt: of an echo, all its choices'
         self._begun: set[int] = set()  # choices of a stream that have an event
         # State of an answer that is not streamed, by choice and by prompt:
         self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
         self._logprobs = [self._new_logprobs(index) for index in range(head.num_choices)]
-        self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
-        self._ids: list[list[int]] = [[] for _ in range(head.num_choices)]
         self._of_prompt = [
             PromptLogprobsJson(self._names, head.num_prompt_logprobs) for _ in head.prompt_lens
         ]
@@ -66,8 +52,7 @@ class TextWriter(Writer):
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._texts[index].append(delta.text)
-        self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
-        self._ids[index] += delta.token_ids
+        self._keep(index, delta)
         await in_slices(delta.shown, self._logprobs[index].add)
         if delta.prompt_logprobs is None:
             return
@@ -80,14 +65,14 @@ class TextWriter(Writer):
         """See `Writer`."""
         together = finished_together(ends, len(self.head.prompt_lens))
         answer = self._completion([])
-        add_totals(answer, self.head, together)
+        self._add_totals(answer, together)
         answer.usage = usage_of(together)
         choices = listed([self._choice(index, end) for index, end in enumerate(ends)])
         return with_value(answer.to_json(), "choices", choices, instead="[]")
 
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """See `Writer`."""
-        self._counts.add(index, delta)
+        self._num_sent[index] += len(delta.token_ids)
         prompt = self.head.prompt_of(index)
         is_first = index not in self._begun
         echo = self._echoes[prompt] if is_first and self._echoes else None
@@ -117,11 +102,11 @@ class TextWriter(Writer):
     def closing(self, index: int, finished: Finished) -> list[bytes]:
         """See `Writer`."""
         choice = TextChoice(index=index, text="", finish_reason=finished.finish_reason)
-        return [closed(self._chunk(choice), self.head, finished)]
+        return [self._closed(self._chunk(choice), finished)]
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
-        return trailed(self._chunk(TextChoice(index=0, text="")), self.head, ends)
+        return self._trailed(self._chunk(TextChoice(index=0, text="")), ends)
 
     def _choice(self, index: int, end: Finished) -> list[bytes]:
         head, prompt = self.head, self.head.prompt_of(index)
@@ -164,11 +149,7 @@ class TextWriter(Writer):
         )
 
     def _chunk(self, choice: TextChoice) -> Completion:
-        chunk = self._completion([choice])
-        if self.head.include_usage:  # OpenAI then writes null on every event but the last
-            is_running = self.head.has_continuous_usage
-            chunk.usage = self._counts.of(choice.index) if is_running else None
-        return chunk
+        return self._counted(self._completion([choice]), choice.index)
 
     def _completion(self, choices: list[TextChoice]) -> Completion:
         head = self.head

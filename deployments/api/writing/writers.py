@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -18,13 +19,15 @@ from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import (
     ChatCompletionChunk,
     Completion,
-    TokenCounts,
     counts_of,
     metrics_of,
     usage_of,
 )
+from deployments.api.schemas.logprobs import ChoiceProbability, TokenNames, probabilities_of
 from models.text.tokenizer import Tokenizer
 from router.types import Delta, Finished
+
+Chunk = TypeVar("Chunk", ChatCompletionChunk, Completion)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,23 +105,6 @@ class Writer(ABC):
         return []
 
 
-class RunningCounts:
-    """Tokens of each choice of a stream so far, as its events report them."""
-
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
-        self._num_completion = [0] * head.num_choices
-
-    def add(self, index: int, delta: Delta) -> None:
-        """Count new tokens of a choice, whether or not their text is out."""
-        self._num_completion[index] += len(delta.token_ids)
-
-    def of(self, index: int) -> TokenCounts:
-        """Counts of one choice and its prompt, as vLLM has them on every event."""
-        num_prompt = self._head.prompt_lens[self._head.prompt_of(index)]
-        return counts_of(num_prompt, self._num_completion[index])
-
-
 def listed(values: Sequence[Sequence[bytes]]) -> list[bytes]:
     """Return a JSON list of values, each of which is given in chunks."""
     chunks = [b"["]
@@ -129,28 +115,47 @@ def listed(values: Sequence[Sequence[bytes]]) -> list[bytes]:
     return [*chunks, b"]"]
 
 
-def closed(last: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished) -> bytes:
-    """Return the event with the finish reason, and with the totals if no usage event follows."""
-    if not head.include_usage:
-        add_totals(last, head, finished)
-    return last.to_json()
+class ChoicesWriter(Writer):
+    """Writes choices; what chats and completions have alike."""
 
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._names = TokenNames(head.tokenizer)
+        self._num_sent = [0] * head.num_choices  # tokens of a stream's choices so far
+        # State of an answer that is not streamed:
+        self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
+        self._ids: list[list[int]] = [[] for _ in range(head.num_choices)]
 
-def trailed(
-    shape: ChatCompletionChunk | Completion, head: AnswerHead, ends: Sequence[Finished]
-) -> list[bytes]:
-    """Return the event with the usage, if requested."""
-    if not head.include_usage:
-        return []
-    together = finished_together(ends, len(head.prompt_lens))
-    shape.choices, shape.usage = [], usage_of(together)
-    add_totals(shape, head, together)
-    return [shape.to_json()]
+    def _keep(self, index: int, delta: Delta) -> None:
+        """Keep the probabilities and ids of a choice for the whole answer."""
+        self._of_list[index] += probabilities_of(self.head.choice_texts, delta)
+        self._ids[index] += delta.token_ids
 
+    def _counted(self, chunk: Chunk, index: int) -> Chunk:
+        """Return an event of a choice, with the tokens so far as vLLM has them on every event."""
+        head = self.head
+        if head.include_usage:  # OpenAI then writes null on every event but the last
+            num_prompt = head.prompt_lens[head.prompt_of(index)]
+            counts = counts_of(num_prompt, self._num_sent[index])
+            chunk.usage = counts if head.has_continuous_usage else None
+        return chunk
 
-def add_totals(
-    answer: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished
-) -> None:
-    """Put seed and measurements into the last thing that is said."""
-    answer.seed = head.seed
-    answer.metrics = metrics_of(finished)
+    def _closed(self, last: Chunk, finished: Finished) -> bytes:
+        """Return the event with the finish reason, and the totals if no usage event follows."""
+        if not self.head.include_usage:
+            self._add_totals(last, finished)
+        return last.to_json()
+
+    def _trailed(self, chunk: Chunk, ends: Sequence[Finished]) -> list[bytes]:
+        """Return the event with the usage, if requested."""
+        if not self.head.include_usage:
+            return []
+        together = finished_together(ends, len(self.head.prompt_lens))
+        chunk.choices, chunk.usage = [], usage_of(together)
+        self._add_totals(chunk, together)
+        return [chunk.to_json()]
+
+    def _add_totals(self, answer: Chunk, finished: Finished) -> None:
+        """Put seed and measurements into the last thing that is said."""
+        answer.seed = self.head.seed
+        answer.metrics = metrics_of(finished)
