@@ -24,7 +24,7 @@ from models.grammar.check import check_text
 from models.grammar.compiler import GrammarCompiler
 from models.grammar.state import MatcherBroken
 from models.protocol.errors import UnsupportedGrammar
-from models.protocol.grammars import Loosened
+from models.protocol.grammars import GrammarChecked, Loosened
 
 _MAX_MESSAGE_CHARS = 1 << 13
 HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
@@ -64,27 +64,27 @@ def _compiled(compiler: GrammarCompiler, trial: Trial) -> bytes:
     """Compile and say how it went, as an encoded `Tried`."""
     used = data_bytes()
     started_s = time.process_time()
-    outcome, message, compared = "compiled", "", None
+    outcome: Literal["compiled", "refused"] = "compiled"
+    message, compared = "", None
     dropped: tuple[Loosened, ...] = ()
     try:
         compiled = compiler.compile(trial.grammar)
         dropped = compiled.dropped
         if trial.text is not None:
             found = asdict(check_text(compiled, trial.text))
-            compared = found | {"loosened": compiled.loosened}
+            compared = GrammarChecked(session_id="", loosened=compiled.loosened, **found)
     except UnsupportedGrammar as refusal:
         outcome, message = "refused", refusal.message
     except MatcherBroken as broken:
         outcome, message = "refused", f"the grammar became too complex: {broken.message}"
-    tried = {
-        "type": "tried",
-        "outcome": outcome,
-        "message": message[:_MAX_MESSAGE_CHARS],
-        "cpu_s": time.process_time() - started_s,
-        "memory_mb": (data_bytes() - used) / (1 << 20),
-        "dropped": dropped,
-        "compared": compared,
-    }
+    tried = Tried(
+        outcome=outcome,
+        message=message[:_MAX_MESSAGE_CHARS],
+        cpu_s=time.process_time() - started_s,
+        memory_mb=(data_bytes() - used) / (1 << 20),
+        dropped=dropped,
+        compared=compared,
+    )
     return msgspec.msgpack.encode(tried)
 
 

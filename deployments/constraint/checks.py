@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from deployments.constraint.failures import full
+import msgspec
+
+from deployments.constraint.failures import full, refused
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from deployments.constraint.process import Reply
 from models.grammar.limits import MAX_CHECKED_BYTES
-from models.protocol.grammars import GrammarCheck, GrammarChecked
-from models.protocol.messages import GrammarRefused
+from models.protocol.grammars import GrammarCheck
 
 _MAX_WAITING = 8
 _CPU_S = 0.25
@@ -42,9 +43,9 @@ class Checks:
         num_bytes = len(message.text.encode("utf-8", "surrogatepass"))
         if num_bytes > MAX_CHECKED_BYTES:
             reason = f"the text has {num_bytes} bytes, the limit is {MAX_CHECKED_BYTES}"
-            _refuse(message, reply, reason, is_client_error=True)
+            reply(refused(message, reason, is_client_error=True))
         elif len(self._waiting) >= _MAX_WAITING:
-            _refuse(message, reply, full(len(self._waiting)))
+            reply(refused(message, full(len(self._waiting))))
         else:
             self._waiting.append((message, reply))
             self._go_on()
@@ -55,7 +56,7 @@ class Checks:
         self._running = None
         self._waiting.clear()
         for message, reply in waiting:
-            _refuse(message, reply, reason)
+            reply(refused(message, reason))
 
     def _go_on(self) -> None:
         if self._running is not None or not self._waiting:
@@ -66,31 +67,13 @@ class Checks:
         trial = Trial(grammar=message.grammar, cpu_s=cpu_s, text=message.text)
         if not self._send(trial, partial(self._take, message, reply)):
             self._running = None
-            _refuse(message, reply, "the process that tries grammars is being replaced")
+            reply(refused(message, "the process that tries grammars is being replaced"))
 
     def _take(self, message: GrammarCheck, reply: Reply, tried: Tried) -> None:
         self._running = None
         found = tried.compared
         if found is None:
-            _refuse(message, reply, tried.message, is_client_error=tried.outcome != "failed")
+            reply(refused(message, tried.message, is_client_error=tried.outcome != "failed"))
         else:
-            reply(
-                GrammarChecked(
-                    session_id=message.session_id,
-                    num_bytes=found.num_bytes,
-                    may_end=found.may_end,
-                    expected=found.expected,
-                    loosened=found.loosened,
-                )
-            )
+            reply(msgspec.structs.replace(found, session_id=message.session_id))
         self._go_on()
-
-
-def _refuse(
-    message: GrammarCheck, reply: Reply, reason: str, *, is_client_error: bool = False
-) -> None:
-    reply(
-        GrammarRefused(
-            session_id=message.session_id, message=reason, is_client_error=is_client_error
-        )
-    )

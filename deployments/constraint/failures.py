@@ -27,6 +27,15 @@ def full(num_waiting: int) -> str:
     return f"{num_waiting} requests are waiting, which is the limit"
 
 
+def refused(
+    asked: ConstraintRequest, reason: str, *, is_client_error: bool = False
+) -> GrammarRefused:
+    """Return the refusal of a grammar."""
+    return GrammarRefused(
+        session_id=asked.session_id, message=reason, is_client_error=is_client_error
+    )
+
+
 def failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
     """Answer a request that no child can answer now.
 
@@ -43,9 +52,7 @@ def failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
         case GrammarCommit():
             return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
         case GrammarOpen() | GrammarCheck():
-            return GrammarRefused(
-                session_id=request.session_id, message=reason, is_client_error=False
-            )
+            return refused(request, reason)
         case RewardScore():
             return RewardRefused(
                 session_id=request.session_id,

@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from models.protocol.grammars import Loosened
+from models.protocol.grammars import GrammarChecked, Loosened
 from models.protocol.messages import ConstraintReply, ConstraintRequest, Grammar
 
 OUT_OF_MEMORY_EXIT = 70
@@ -89,15 +89,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     text: str | None = None
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """The length to which a text obeys its grammar; see `models.grammar.check.Checked`."""
-
-    num_bytes: int
-    may_end: bool
-    expected: list[str]
-    loosened: tuple[Loosened, ...] = ()
-
-
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
     """The end of a trial, and its cost.
 
@@ -111,7 +102,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
     cpu_s: float = 0.0
     memory_mb: float = 0.0  # by which the process grew; 0 where that cannot be known
     dropped: tuple[Loosened, ...] = ()  # parts that had to be loosened, see `Grammar`
-    compared: Compared | None = None  # result of a trial with a text that was compiled
+    compared: GrammarChecked | None = None  # of a trial with a text; for no session yet
 
 
 ChildRequest = ConstraintRequest | Trial

@@ -29,7 +29,7 @@ import msgspec
 
 from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.checks import Checks
-from deployments.constraint.failures import failed, full, log_death
+from deployments.constraint.failures import failed, full, log_death, refused
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
 from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
@@ -247,14 +247,8 @@ class ConstraintWorkers:
             self._stats.refusals += 1
         else:
             self._stats.rejected += 1
-        self._soon(
-            reply,
-            GrammarRefused(
-                session_id=message.session_id,
-                message=verdict.message,
-                is_client_error=verdict.is_client_error,
-            ),
-        )
+        refusal = refused(message, verdict.message, is_client_error=verdict.is_client_error)
+        self._soon(reply, refusal)
 
     def _reject(self, message: ConstraintRequest, reply: Reply, reason: str) -> None:
         self._stats.rejected += 1
@@ -329,9 +323,7 @@ class ConstraintWorkers:
             is_commit = isinstance(request, GrammarCommit) and request is death.culprit
             verdict = self._trials.known(harmful)
             if (is_open or is_commit) and verdict is not None:
-                return GrammarRefused(
-                    session_id=request.session_id, message=verdict.message, is_client_error=True
-                )
+                return refused(request, verdict.message, is_client_error=True)
         return failed(request, f"the constraint child ended: {death.reason}")
 
     def _grammar_of(self, request: ChildRequest | None) -> Grammar | None:
