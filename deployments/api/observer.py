@@ -45,6 +45,10 @@ class Sink:
     def failed(self, choice: int, code: str) -> None:
         """Note that a choice ended with an error of this code, or was left (`CLIENT_GONE`)."""
 
+    def refused(self, code: str) -> None:
+        """Note that a request was refused before it had a choice to observe."""
+        self.failed(0, code)
+
 
 class ChoiceObserver:
     """Observes one choice within a `with` block.

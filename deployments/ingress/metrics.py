@@ -257,10 +257,6 @@ class RequestMetrics(Sink):
         """See `Sink.failed`."""
         self._events.failure.add(code=code)
 
-    def refused(self, code: str) -> None:
-        """Note that a request was refused before it had a choice to observe."""
-        self._events.failure.add(code=code)
-
     def publish(self) -> None:
         """Write what is not written at once: the present state, and the tokens since the last."""
         self._events.generated.add(self._num_generated)

@@ -207,8 +207,8 @@ class RouterService:
             self._charges.refuse_when_empty(tenant)
             self._admission.refuse_when_full(tenant)
         except Overloaded as error:
-            self.metrics.refused(error.code)
-            self.traffic.refused(error.code)
+            for sink in self.http.sinks:
+                sink.refused(error.code)
             raise
 
     def publish(self) -> None:

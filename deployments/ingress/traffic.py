@@ -70,10 +70,6 @@ class TrafficLine(Sink):
         """See `Sink.failed`."""
         self._sums.failures[code] += 1
 
-    def refused(self, code: str) -> None:
-        """Note that a request was refused before it had a choice to observe."""
-        self._sums.failures[code] += 1
-
     def log(self) -> None:
         """Write the line of the time since the last one, if anything happened."""
         sums, self._sums = self._sums, _Sums()

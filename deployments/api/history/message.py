@@ -6,8 +6,8 @@ Only the role, and what a user or the instructions say, can be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -55,58 +55,42 @@ class CarriedResult(BaseModel):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """Content that must be text."""
-
-    content: Any
-
-    def read(self) -> str | None:
-        """Return the text; refuse other content."""
-        return written_text(self.content)
+# A field as it was sent: it is read where a refusal names the field.
+_Unread = Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """Content of which this text was read."""
-
-    content: Any
-    text: str | None
-
-    def read(self) -> str | None:
-        """Return the text; refuse too long a list."""
-        check_number(self.content)
-        return self.text
+def _carried(content: Any, text: str | None) -> str | None:
+    """Return the text that was read of some content; refuse too long a list."""
+    check_number(content)
+    return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Called:
-    """A turn's own list of calls, and calls that stand elsewhere in it; None: its role has none."""
+def _calls(listed: Any, others: Sequence[Any] | None = None) -> tuple[CarriedCall, ...]:
+    """Return the distinct calls of a turn; refuse too long a list.
 
-    listed: Any
-    others: Sequence[Any] | None = None
+    A call that stands in the content too is one call.
 
-    def read(self) -> tuple[CarriedCall, ...]:
-        """Return the distinct calls; refuse too long a list.
-
-        A call that stands in the content too is one call.
-        """
-        raw_calls = self.listed if isinstance(self.listed, list) else []
-        if len(raw_calls) > MAX_CALLS_OF_TURN:
-            refuse_value(f"at most {MAX_CALLS_OF_TURN} are allowed (got {len(raw_calls)})")
-        if self.others is None:
-            return ()
-        calls: dict[object, CarriedCall] = {}
-        for index, raw in enumerate([*raw_calls, *self.others]):
-            call = read_call(raw)
-            if call is not None:
-                calls.setdefault(index if call.id is None else call.id, call)
-        return tuple(calls.values())
+    Args:
+        listed: the turn's own list.
+        others: calls that stand elsewhere in it; None: its role has none.
+    """
+    raw_calls = listed if isinstance(listed, list) else []
+    if len(raw_calls) > MAX_CALLS_OF_TURN:
+        refuse_value(f"at most {MAX_CALLS_OF_TURN} are allowed (got {len(raw_calls)})")
+    if others is None:
+        return ()
+    calls: dict[object, CarriedCall] = {}
+    for index, raw in enumerate([*raw_calls, *others]):
+        call = read_call(raw)
+        if call is not None:
+            calls.setdefault(index if call.id is None else call.id, call)
+    return tuple(calls.values())
 
 
-def _content(content: _Written | _Carried | None, info: ValidationInfo) -> str | None:
-    if content is not None:
-        return content.read()
+def _content(unread: _Unread | None, info: ValidationInfo) -> str | None:
+    if unread is not None:
+        text: str | None = unread()
+        return text
     if "role" in info.data:  # else that is what is wrong
         refuse_value("is required and must be a string or a non-empty list of text parts")
     return None
@@ -178,7 +162,7 @@ class Message(StrictFields):
     )
     name: str | None = None
     tool_calls: Annotated[
-        tuple[CarriedCall, ...], BeforeValidator(_Called.read), WithJsonSchema({})
+        tuple[CarriedCall, ...], BeforeValidator(lambda unread: unread()), WithJsonSchema({})
     ] = ()
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -193,14 +177,14 @@ class Message(StrictFields):
             return raw
         check_number_of_fields(raw)
         role = raw.get("role")
-        fields = {"role": role, "tool_calls": _Called(raw.get("tool_calls"))}
+        fields = {"role": role, "tool_calls": partial(_calls, raw.get("tool_calls"))}
         if _has_name(raw):
             fields["name"] = raw["name"]
         if role == "assistant":
             return fields | _of_assistant(raw)
         if role in _RESULTS:
             text = result_text(raw.get("content"))
-            content = _Carried(raw.get("content"), text)
+            content = partial(_carried, raw.get("content"), text)
             return fields | {"tool_call_id": _answered(raw), "content": content}
         return fields | _of_writer(raw)
 
@@ -220,17 +204,17 @@ def _of_writer(raw: dict[str, Any]) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, list) or len(content) > MAX_PARTS:
-        return {"content": _Written(content)}
+        return {"content": partial(written_text, content)}
     results = [part for part in content if _is_result(part)]
     if not results:
-        return {"content": _Written(content)}
+        return {"content": partial(written_text, content)}
     rest = [part for part in content if not _is_result(part)]
     return {
         "results": tuple(
             CarriedResult(call_id=_answered(part), text=result_text(part.get("content")))
             for part in results
         ),
-        "content": _Written(rest) if rest else _Carried(content, None),
+        "content": partial(written_text, rest) if rest else partial(_carried, content, None),
     }
 
 
@@ -247,9 +231,10 @@ def _of_assistant(raw: dict[str, Any]) -> dict[str, Any]:
         text = text or "\n".join(said_in(other).texts)
     thoughts = (thought_in(raw.get(name)) for name in _REASONING)
     thought = next(filter(None, thoughts), "") or "".join(said.thoughts)
+    others = [raw.get("function_call"), *said.calls]
     return {
-        "content": _Carried(content, text),
-        "tool_calls": _Called(raw.get("tool_calls"), [raw.get("function_call"), *said.calls]),
+        "content": partial(_carried, content, text),
+        "tool_calls": partial(_calls, raw.get("tool_calls"), others),
         "reasoning_content": thought or None,
     }
 
