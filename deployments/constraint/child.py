@@ -134,10 +134,21 @@ def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
         ValueError: it is not a tokenizer, or vocabulary size and eos ids do not fit it.
     """
     limit_memory(config.memory_limit_mb << 20)
+    compiler = compiler_of(config)
+    warm_up()
+    return compiler
+
+
+def compiler_of(config: ConstraintConfig) -> GrammarCompiler:
+    """Make the compiler for the tokenizer of a config.
+
+    Raises:
+        OSError, ValueError: as `load_compiler`.
+    """
     path = Path(config.tokenizer_path)
     if path.is_dir():
         path = path / "tokenizer.json"
-    compiler = GrammarCompiler(
+    return GrammarCompiler(
         VocabularyInfo(
             tokenizer_json=path.read_text(encoding="utf-8"),
             vocab_size=config.vocab_size,
@@ -145,8 +156,6 @@ def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
         ),
         SchemaLimits(max_schema_bytes=config.max_schema_bytes),
     )
-    warm_up()
-    return compiler
 
 
 def lower_priority(niceness: int, thread_id: int = 0) -> None:

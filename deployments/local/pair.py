@@ -13,6 +13,7 @@ from typing import Any
 from deployments.config.fault import Fault
 from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
 from deployments.config.schema import AppConfig
+from deployments.constraint.child import compiler_of
 from deployments.constraint.reward_workers import RewardWorkers
 from deployments.constraint.workers import children_config
 from deployments.local.engines import LocalEngines
@@ -21,9 +22,8 @@ from models.checkpoint.small_files import read_vocab_size
 from models.engine.runner import ModelRunner
 from models.fetch.hub import bring
 from models.fetch.sources import say
-from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
-from models.grammar.limits import HostLimits, SchemaLimits
+from models.grammar.limits import HostLimits
 from models.kv.block_pool import BlockPool
 from models.text.tokenizer import Tokenizer
 
@@ -64,18 +64,15 @@ class LoadedPair:
         self.tokenizer = Tokenizer.load(config.router.tokenizer_path)
         self.target = ModelRunner(config.target)
         self.drafts = {pool: ModelRunner(model) for pool, model in config.draft_models.items()}
-        target = Path(config.target.model_path)
-        self.vocabulary = VocabularyInfo(
-            tokenizer_json=(target / "tokenizer.json").read_text(encoding="utf-8"),
-            vocab_size=read_vocab_size(target),
+        self._children = children_config(
+            config.constraint,
+            tokenizer_path=config.target.model_path,
+            vocab_size=read_vocab_size(Path(config.target.model_path)),
             eos_ids=self.tokenizer.eos_ids,
         )
-        service = config.constraint
         self.grammars = GrammarHost(
-            GrammarCompiler(
-                self.vocabulary, SchemaLimits(max_schema_bytes=service.max_schema_bytes)
-            ),
-            HostLimits(max_cached_grammars=service.cache_size),
+            compiler_of(self._children),
+            HostLimits(max_cached_grammars=config.constraint.cache_size),
         )
 
     def engines(self, *, has_threads: bool = False) -> LocalEngines:
@@ -91,16 +88,6 @@ class LoadedPair:
             self.config,
             self.target,
             self.drafts,
-            LocalConstraintPool(self.grammars, rewards=self._rewards()),
+            LocalConstraintPool(self.grammars, rewards=RewardWorkers(self._children)),
             has_threads=has_threads,
-        )
-
-    def _rewards(self) -> RewardWorkers:
-        return RewardWorkers(
-            children_config(
-                self.config.constraint,
-                tokenizer_path=self.config.router.tokenizer_path,
-                vocab_size=self.vocabulary.vocab_size,
-                eos_ids=self.vocabulary.eos_ids,
-            )
         )
