@@ -16,15 +16,16 @@ from ray.exceptions import RayError
 
 from deployments.config.sections.models import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
-from deployments.engine.own_pool import OwnPool
 from deployments.engine.rank import EngineKind, RankReport
 from deployments.engine.rank_group import RankGroup
-from deployments.link.client import LinkClient
+from deployments.link.client import LinkChannel, LinkClient
 from deployments.link.leases import LeaseKey
+from deployments.link.mailbox import HeldLease
 from deployments.serve.logs import is_json
 from models.engine.drafting.ended_texts import EndedText
-from models.protocol.messages import LeaseGrant, LeaseRequest
-from router.ports import EnginePool
+from models.protocol.errors import Unavailable
+from models.protocol.messages import EngineReply, LeaseGrant, LeaseRequest
+from router.ports import EngineLease, EnginePool
 
 CONTROL_TIMEOUT_S = 5.0  # for a control call, which waits for nothing but the GIL
 _SETTLE_PERIOD_S = 1.0  # leases that ended at the leader are asked for this often
@@ -144,10 +145,28 @@ class LoadedModel:
 
     @property
     def pool(self) -> EnginePool:
-        """The pool that leases it from inside the replica."""
+        """The pool that leases it from inside the replica: its own `lease`."""
+        return self
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
+        """See `router.ports.Pool.lease`; the link is like a router's, as is what it measures."""
         if self._links is None:
             self._links = LinkClient(high_water_mark=self._link.high_water_mark)
-        return OwnPool(self.grant, self._lease_here, self._links, (RayError, RuntimeError))
+        request = LeaseRequest(session_id=session_id, public_key=self._links.public_key)
+        try:
+            async with asyncio.timeout(timeout_s):
+                key = await self.admit(request)
+        except (TimeoutError, RayError, RuntimeError) as error:
+            raise Unavailable(f"the model grants no lease: {error}") from None
+        channel: LinkChannel[Any, Any] = self._links.channel(
+            self.grant.endpoint, session_id, EngineReply
+        )
+
+        def end() -> None:
+            channel.close()
+            self.release(key)
+
+        return HeldLease(self.grant, channel, end)
 
     async def keep_texts(self, *, is_on: bool) -> None:
         """Keep texts of sessions that end, or forget them."""
@@ -171,9 +190,6 @@ class LoadedModel:
         self._end_leases()
         if self._links is not None:
             self.tasks.append(asyncio.create_task(self._links.close(), name="close-links"))
-
-    async def _lease_here(self, request: LeaseRequest) -> Callable[[], None]:
-        return partial(self.release, await self.admit(request))
 
     # --- the ranks
 
