@@ -15,12 +15,10 @@ outside. Knows no grammars and no routing.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -272,8 +270,8 @@ class ChildProcess(asyncio.Protocol):
 
     def _kill(self, reason: str) -> None:
         self._kill_reason = reason
-        if self._popen is not None and self._popen.returncode is None:
-            os.kill(self._popen.pid, signal.SIGKILL)  # also ends a stopped process
+        if self._popen is not None:
+            self._popen.kill()  # also ends a stopped process
 
     async def _finish(self) -> None:
         """Reap the child and report why it ended."""
@@ -310,16 +308,11 @@ class ChildProcess(asyncio.Protocol):
 
 def _reap(popen: subprocess.Popen[bytes], grace_s: float) -> int:
     """Wait for a process that is ending, then kill it; exit status as subprocess gives it."""
-    give_up_at = time.monotonic() + grace_s
-    pid, status = os.waitpid(popen.pid, os.WNOHANG)
-    while not pid and time.monotonic() < give_up_at:
-        time.sleep(0.005)
-        pid, status = os.waitpid(popen.pid, os.WNOHANG)
-    if not pid:
-        os.kill(popen.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
-        _, status = os.waitpid(popen.pid, 0)
-    popen.returncode = os.waitstatus_to_exitcode(status)
-    return popen.returncode
+    try:
+        return popen.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        return popen.wait()
 
 
 def _describe(status: int) -> str:
