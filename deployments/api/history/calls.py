@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.api.schemas.strict_fields import nests_deeper
-from deployments.api.schemas.tool_fields import MAX_DEPTH
+from deployments.api.schemas.tool_fields import is_deep
 
 _NAMES = ("name", "toolName", "tool_name")
 _IDS = ("id", "call_id", "tool_call_id", "tool_use_id", "toolCallId")
@@ -74,7 +73,7 @@ def read_arguments(value: Any) -> dict[str, Any]:
             value = json.loads(value, strict=False)
         except (ValueError, RecursionError):
             return {}
-    if not isinstance(value, dict) or nests_deeper(value, MAX_DEPTH):
+    if not isinstance(value, dict) or is_deep(value):
         return {}
     return _without_surrogates(value)
 

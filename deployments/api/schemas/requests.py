@@ -67,23 +67,16 @@ def _listed_prompts(prompt: Any) -> list[str | list[int]]:
     A prompt is a string or token ids; a list holds several of one kind.
     """
     prompt = [integers(item) for item in integers(prompt)] if isinstance(prompt, list) else prompt
-    prompts = prompt if _is_list_of(prompt, str | list) else [prompt]
+    is_listed = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    prompts = prompt if is_listed else [prompt]
     for index, one in enumerate(prompts):
         if type(one) is not type(prompts[0]):
             refuse_value(f"prompt {index}: must be of the same kind as the others")
-        if not isinstance(one, str) and not (one and _is_list_of(one, int)):
+        are_ids = isinstance(one, list) and bool(one) and all(type(item) is int for item in one)
+        if not isinstance(one, str) and not are_ids:
             where = f"prompt {index}: " if len(prompts) > 1 else ""
             refuse_value(f"{where}must be a string or a non-empty list of token ids")
     return prompts
-
-
-def _is_list_of(content: Any, kind: Any) -> bool:
-    """Return whether it is a list, not empty, whose first item is of this kind."""
-    if not isinstance(content, list) or not content:
-        return False
-    if kind is int:
-        return all(type(item) is int for item in content)
-    return isinstance(content[0], kind)
 
 
 # The OpenAPI page shows these shapes; the validators above accept the same.

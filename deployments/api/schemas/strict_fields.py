@@ -158,21 +158,6 @@ def without_nulls(value: Any, depth: int = 8) -> Any:
     return value
 
 
-def nests_deeper(value: Any, levels: int) -> bool:
-    """Return whether JSON nests more than so many levels deep, without recursion."""
-    level = [value]
-    for _ in range(levels):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def refuse_value(message: str) -> NoReturn:
     """Refuse a value within a validator; `bodies.py` adds the field's path to the message."""
     raise PydanticCustomError("refused", "{reason}", {"reason": message})

@@ -19,7 +19,6 @@ from pydantic import (
 from deployments.api.schemas.strict_fields import (
     StrictFields,
     at_most,
-    nests_deeper,
     refuse_value,
     shown,
     without_nulls,
@@ -47,8 +46,18 @@ _DEEPER: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(MAX_DEPT
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether JSON is nested too deep for recursive walks."""
-    return nests_deeper(value, MAX_DEPTH)
+    """Return whether JSON is nested too deep for recursive walks; without recursion."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def check_depth(value: Any) -> Any:
