@@ -11,7 +11,8 @@ from models.protocol.messages import TokenLogprobs, Verdict
 from models.protocol.packed_logprobs import pack, unpack
 from router.logprobs import LogprobsOutbox
 from router.stops import StopChecker
-from tests.fakes.router import TIMING, LetterDetokenizer
+from tests.fakes.router import LetterDetokenizer
+from tests.router import replies
 
 
 def entries(tokens: Sequence[int]) -> list[TokenLogprobs]:
@@ -19,14 +20,9 @@ def entries(tokens: Sequence[int]) -> list[TokenLogprobs]:
 
 
 def verdict(tokens: Sequence[int], of_prompt: Sequence[int] = ()) -> Verdict:
-    return Verdict(
-        session_id="s",
-        seq=1,
-        part=0,
-        num_accepted=len(tokens) - 1,
-        token=tokens[-1],
-        is_last=True,
-        timing=TIMING,
+    return replies.verdict(
+        len(tokens) - 1,
+        tokens[-1],
         logprobs=entries(tokens),
         prompt_logprobs=[pack(entry) for entry in entries(of_prompt)],
     )

@@ -23,7 +23,6 @@ from router.round_log import RoundLog
 from router.session import Session
 from router.types import Delta
 from tests.fakes.router import (
-    TIMING,
     ScriptedConstrainer,
     ScriptedDrafter,
     ScriptedVerifier,
@@ -32,6 +31,7 @@ from tests.fakes.router import (
     letters,
 )
 from tests.fakes.sessions import PROMPT, scripted_session
+from tests.router import replies
 
 
 def parts(
@@ -338,15 +338,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
 
     class EosVerifier(ScriptedVerifier):
         async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
-            yield Verdict(
-                session_id="s",
-                seq=1,
-                part=0,
-                num_accepted=len(draft) - 1,
-                token=draft[-1],
-                is_last=True,
-                timing=TIMING,
-            )
+            yield replies.verdict(len(draft) - 1, draft[-1])
 
     class Spy(FixedPlanner):
         seen: tuple[int, int] = (0, 0)

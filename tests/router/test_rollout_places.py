@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from models.protocol.errors import InvalidRequest, Overloaded
-from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.rollout_places import RolloutPlaces
+from tests.router.replies import proposal
 
 pytestmark = pytest.mark.virtual_time
 
@@ -99,10 +99,7 @@ async def test_more_rows_than_were_tried_are_tried() -> None:
 
 async def test_rows_of_drafts_count_with_their_streams() -> None:
     places, planner = RolloutPlaces(32, max_slowdown=1.5), planner_of(10.0, 0.1)
-    proposal = Proposal(
-        session_id="s", seq=0, tokens=[1], timing=Timing(pass_ms=0.1, num_sessions=1), step_ms=0.1
-    )
-    planner.costs.observe_draft(DRAFT_MODEL.traits, proposal)
+    planner.costs.observe_draft(DRAFT_MODEL.traits, proposal(1, 0.1))
     estimate = AcceptanceEstimate(AcceptancePool(0.9))
     session = PlannedSession(
         planner, {DRAFT_MODEL.name: estimate}, lambda: "target", max_length=8, run_on=1

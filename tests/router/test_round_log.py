@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
 import pytest
 
 from models.protocol.messages import Inspection, Verdict
@@ -19,6 +18,7 @@ from router.stats import RoundStats, TimeSplit
 from router.stops import StopChecker, StopResult
 from router.types import DeltaDetails, Explanation
 from tests.fakes.router import TIMING, LetterDetokenizer
+from tests.router.replies import verdict
 
 CHAIN = (
     Segment(FORCED, 2),
@@ -36,18 +36,6 @@ def asked(segments: tuple[Segment, ...] = CHAIN, reason: str = "depth") -> Round
         draft=DRAFT[:num_tokens],
         segments=segments,
         why=Explanation(num_draft_tokens=5, reason="of the plan before", mode="drafting"),
-    )
-
-
-def verdict(num_accepted: int, part: int = 0) -> Verdict:
-    return Verdict(
-        session_id="s",
-        seq=1,
-        part=part,
-        num_accepted=num_accepted,
-        token=1,
-        is_last=True,
-        timing=TIMING,
     )
 
 
@@ -87,7 +75,7 @@ def test_a_draft_is_told_by_who_drafted_it(num_accepted, counts, sources, reject
 
 def test_plain_steps_are_rounds_without_a_plan_of_their_own() -> None:
     log = RoundLog(RoundStats())
-    rounds = [told(log, asked(), verdict(1 if part == 0 else 0, part), taken(1)) for part in (0, 1)]
+    rounds = [told(log, asked(), verdict(int(part == 0), part=part), taken(1)) for part in (0, 1)]
     assert [each.round.number for each in rounds] == [0, 1]
     assert rounds[1].round.why is None
     assert rounds[1].round.segments == ()
@@ -149,9 +137,7 @@ def test_a_test_is_told_of_what_may_be_named_and_a_token_of_what_its_grammar_all
         DraftTest(token, 0.5, None, None, is_accepted=accepted, num_allowed=9)
         for token, accepted in zip(DRAFT, (True, True, True, False, None, None, None), strict=True)
     ]
-    said = msgspec.structs.replace(
-        verdict(3), inspection=Inspection(tests=tests, num_allowed=[9, 8, 7, 6])
-    )
+    said = verdict(3, inspection=Inspection(tests=tests, num_allowed=[9, 8, 7, 6]))
     details = told(RoundLog(RoundStats()), asked(), said, taken(4))
     assert [test.token for test in details.round.tests] == [10, 11, 20, 21, 22]
     assert [origin.num_allowed for origin in details.origins] == [9, 8, 7, 6]

@@ -6,19 +6,12 @@ import time
 
 import pytest
 
-from models.protocol.messages import Timing, Verdict
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from router.planning.round_plan import CONTROL, RoundPlan
 from router.rounds import Round, RoundWatch
 from router.stats import RoundStats
-
-
-def verdict(part: int = 0) -> Verdict:
-    timing = Timing(pass_ms=1.0, num_rows=1, num_sessions=1)
-    return Verdict(
-        session_id="s", seq=1, part=part, num_accepted=0, token=5, is_last=True, timing=timing
-    )
+from tests.router.replies import verdict
 
 
 def learnt_pass_ms(replica_after: str) -> float:
@@ -61,7 +54,7 @@ def test_behind_a_prompt_the_plain_steps_are_a_round_of_their_own(
     asked = Round(plan=RoundPlan(len(draft), 3), planned_at=time.perf_counter() - 60.0, draft=draft)
     watch.note_asked()
     for part in range(4):
-        watch.note_verdict(asked, verdict(part))
+        watch.note_verdict(asked, verdict(part=part))
     watch.end_round()
     assert [num_tokens for num_tokens, _ in planner.seen] == seen
     assert all(elapsed_ms < 30_000.0 for _, elapsed_ms in planner.seen), "the prompt took a minute"
@@ -91,7 +84,7 @@ def test_a_control_round_counts_from_where_all_make_it(
     watch.note_asked()
     for part in range(1 + run_on):
         planner.is_gathering = part < num_gathering
-        watch.note_verdict(control, verdict(part))
+        watch.note_verdict(control, verdict(part=part))
     watch.end_round()
     assert [num_tokens for num_tokens, _ in planner.seen] == [seen] * (seen > 0)
     assert all(elapsed_ms < 60_000.0 for _, elapsed_ms in planner.seen)

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_choice import DraftChoice, pinned_draft
 from router.drafters.draft_model import draft_model
 from router.planning.acceptance import AcceptancePool
 from router.planning.costs import PassCosts
 from router.ports import DrafterTraits, TaskClass
+from tests.router.replies import proposal
 
 SMALL, TINY = (draft_model(name, name, name).traits for name in ("small", "tiny"))
 
@@ -23,11 +23,7 @@ def costs(step_ms: dict[str, float]) -> PassCosts:
         found.observe_pass(num_rows, 10.0 + num_rows / 1e3)
     for traits in (SMALL, TINY):
         if traits.name in step_ms:
-            timing = Timing(pass_ms=1.0, num_rows=1, num_sessions=1)
-            proposal = Proposal(
-                session_id="s", seq=1, tokens=[1], timing=timing, step_ms=step_ms[traits.name]
-            )
-            found.observe_draft(traits, proposal)
+            found.observe_draft(traits, proposal(1, step_ms[traits.name]))
     return found
 
 

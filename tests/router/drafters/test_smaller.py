@@ -6,26 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import draft_model
 from router.drafters.smaller import SmallerDraft
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.costs import PassCosts
 from tests.fakes.router import ScriptedDrafter, continuation
+from tests.router.replies import proposal
 
 LARGE, TINY = (draft_model(name, name, name).traits for name in ("large", "tiny"))
 TEXT = TokenSequence([1, 2, 3])
-
-
-def proposal(
-    num_tokens: int, step_ms: float, *, pass_ms: float | None = None, num_sessions: int = 1
-) -> Proposal:
-    """`pass_ms`: of its passes together; None: a step for each token."""
-    in_steps_ms = num_tokens * step_ms
-    timing = Timing(pass_ms=in_steps_ms if pass_ms is None else pass_ms, num_sessions=num_sessions)
-    tokens = list(range(num_tokens))
-    return Proposal(session_id="s", seq=1, tokens=tokens, timing=timing, step_ms=step_ms)
 
 
 class Staged:
@@ -89,13 +79,19 @@ async def test_it_guesses_for_nobody_else_and_its_loss_is_no_loss() -> None:
     assert await staged.guess(4) == continuation(TEXT.ids, 3)
 
 
-def test_the_plan_sees_the_wait_for_a_guess() -> None:
+@pytest.mark.parametrize(
+    ("step_ms", "pass_ms", "guess_ms", "token_ms"), [(10.0, 10.0, 6.0, 4.0), (2.0, 3.0, 0.0, 0.75)]
+)
+def test_the_plan_sees_what_a_token_took_with_the_wait_for_its_guess(
+    step_ms: float, pass_ms: float, guess_ms: float, token_ms: float
+) -> None:
     costs = PassCosts()
-    costs.observe_draft(LARGE, proposal(4, 10.0))
-    for _ in range(9):  # 3 tokens guessed in 6 ms, then one pass of 10 ms says 4
-        whole = proposal(4, 10.0, pass_ms=10.0)
-        costs.observe_draft(LARGE, whole, num_guessed=3, num_right=3, guess_ms=6.0)
-    assert costs.step_ms("large", 1) == 4.0
+    costs.observe_draft(LARGE, proposal(4, step_ms))
+    assert costs.step_ms(LARGE.name, 1) == step_ms
+    for _ in range(9):  # 3 tokens guessed in so long, then one pass says 4
+        whole = proposal(4, step_ms, pass_ms=pass_ms)
+        costs.observe_draft(LARGE, whole, num_guessed=3, num_right=3, guess_ms=guess_ms)
+    assert costs.step_ms(LARGE.name, 1) == token_ms
 
 
 def test_a_dear_row_or_a_shared_step_shortens_the_guess() -> None:
@@ -105,26 +101,18 @@ def test_a_dear_row_or_a_shared_step_shortens_the_guess() -> None:
     assert 0.0 < price < 1.0
     costs.observe_draft(LARGE, proposal(4, 2.0, num_sessions=4))
     assert costs.guess_price(LARGE.name) == pytest.approx(4 * price)
-    for _ in range(100):  # 3 tokens guessed, all right: one pass, with 3 rows more than a step
-        costs.observe_draft(
-            LARGE, proposal(4, 2.0, pass_ms=2.0 + 3 * 1.5), num_guessed=3, num_right=3
-        )
-    assert costs.guess_price(LARGE.name) == pytest.approx(0.75, abs=0.01)
 
 
-def test_the_plan_sees_what_a_token_took() -> None:
+@pytest.mark.parametrize(
+    ("num_right", "pass_ms", "price"),
+    [
+        (3, 2.0 + 3 * 1.5, 0.75),  # one pass, with 3 rows more than a step
+        (0, 2.0 + 3 * 0.5 + 3 * 2.0, 0.25),  # then 3 steps, which are no part of it
+    ],
+)
+def test_guesses_price_their_rows_alone(num_right: int, pass_ms: float, price: float) -> None:
     costs = PassCosts()
-    costs.observe_draft(LARGE, proposal(4, 2.0))
-    assert costs.step_ms(LARGE.name, 1) == 2.0
-    for _ in range(9):
-        costs.observe_draft(LARGE, proposal(4, 2.0, pass_ms=3.0), num_guessed=3, num_right=3)
-    assert costs.step_ms(LARGE.name, 1) == 0.75
-
-
-def test_wrong_guesses_price_their_rows_alone() -> None:
-    costs = PassCosts()
-    for _ in range(200):  # a step of 2 ms with 3 rows of 0.5 ms each, then 3 steps
-        costs.observe_draft(
-            LARGE, proposal(4, 2.0, pass_ms=3.5 + 3 * 2.0), num_guessed=3, num_right=0
-        )
-    assert costs.guess_price(LARGE.name) == pytest.approx(0.25, abs=0.01)
+    for _ in range(200):
+        guessed = proposal(4, 2.0, pass_ms=pass_ms)
+        costs.observe_draft(LARGE, guessed, num_guessed=3, num_right=num_right)
+    assert costs.guess_price(LARGE.name) == pytest.approx(price, abs=0.01)

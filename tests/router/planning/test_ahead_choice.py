@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.limits import SpeculationLimits
 from router.planning.ahead import AheadChoice
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from tests.fakes.planned_world import CHEAP, World
+from tests.router.replies import proposal
 
 _TOKENS = 3.0
 
@@ -96,16 +96,9 @@ def observe_drafts(
     """Take in 200 drafts for each of `nums_ahead`, the tokens that were there when it was asked."""
     for _ in range(200):
         for num_ahead in nums_ahead:
-            num_steps = num_tokens - num_ahead
-            proposal = Proposal(
-                session_id="s",
-                seq=0,
-                tokens=list(range(num_tokens)),
-                timing=Timing(pass_ms=3.0 * num_steps, num_sessions=int(num_steps > 0)),
-                step_ms=3.0,
-                num_ahead=num_ahead,
-            )
-            costs.observe_draft(DRAFT_MODEL.traits, proposal, is_ahead=is_ahead)
+            num_sessions = int(num_tokens > num_ahead)  # 0: no step was taken
+            draft = proposal(num_tokens, 3.0, num_sessions=num_sessions, num_ahead=num_ahead)
+            costs.observe_draft(DRAFT_MODEL.traits, draft, is_ahead=is_ahead)
 
 
 def waited(costs: PassCosts, *depths: float, is_ahead: bool = True) -> list[float]:
@@ -128,16 +121,7 @@ def test_the_slowest_of_several_drafters_is_waited_for() -> None:
     costs, other = PassCosts(), replace(DRAFT_MODEL.traits, name="other")
     for drafter, step_ms, num_ahead in ((DRAFT_MODEL.traits, 5.0, 2), (other, 2.0, 0)):
         for ahead in [0] + [num_ahead] * 200:
-            timing = Timing(pass_ms=(2 - ahead) * step_ms, num_sessions=1)
-            proposal = Proposal(
-                session_id="s",
-                seq=0,
-                tokens=[1, 2],
-                timing=timing,
-                step_ms=step_ms,
-                num_ahead=ahead,
-            )
-            costs.observe_draft(drafter, proposal)
+            costs.observe_draft(drafter, proposal(2, step_ms, num_ahead=ahead))
     names = (DRAFT_MODEL.name, "other")
     assert costs.of_round(names).draft_ms(2, 1) == pytest.approx(10.0)
     assert costs.of_round(names, is_ahead=True).draft_ms(2, 1) == pytest.approx(4.0)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
-from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.misses import Misses
 from router.drafters.ngram import NGRAM
@@ -13,39 +11,28 @@ from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
 from router.planning.joint import JointPlan
 from router.planning.round_plan import Mode, RoundPlan
-from router.ports import TaskClass
+from router.ports import DrafterTraits, TaskClass
+from tests.router.replies import proposal
 
 MODEL, LOOKUP = DRAFT_MODEL.traits, NGRAM.traits
 
 
-def proposal() -> Proposal:
-    return Proposal(
-        session_id="s",
-        seq=0,
-        tokens=[1, 2],
-        timing=Timing(pass_ms=4.0, num_sessions=1),
-        step_ms=2.0,
-    )
-
-
 @pytest.mark.parametrize(
-    ("wanted", "allowed", "plan"),
-    [(3, 8, (3, 0)), (3, 2, (2, 0)), (3, 0, (0, 1))],
-    ids=["full", "clipped", "no draft"],
+    ("drafter", "allowed", "is_ready", "plan"),
+    [
+        (MODEL, 8, True, (3, 0)),
+        (MODEL, 2, True, (2, 0)),
+        (MODEL, 0, True, (0, 1)),
+        (MODEL, 8, False, (0, 1)),
+        (None, 0, True, (0, 32)),
+    ],
+    ids=["full", "clipped", "no draft", "not waited for", "the target goes on alone"],
 )
-def test_fixed_length(wanted: int, allowed: int, plan: tuple[int, int]) -> None:
-    found = FixedPlanner(wanted, 32).plan(MODEL, allowed)
+def test_fixed_length(
+    drafter: DrafterTraits | None, allowed: int, is_ready: bool, plan: tuple[int, int]
+) -> None:
+    found = FixedPlanner(3, 32).plan(drafter, allowed, is_ready=is_ready)
     assert (found.num_draft_tokens, found.run_on) == plan
-
-
-def test_where_nobody_drafts_the_target_goes_on_alone() -> None:
-    plan = FixedPlanner(4, 32).plan(None, 0)
-    assert (plan.num_draft_tokens, plan.run_on) == (0, 32)
-
-
-def test_a_drafter_that_is_not_ready_is_not_waited_for() -> None:
-    plan = FixedPlanner(4, 32).plan(MODEL, 8, is_ready=False)
-    assert (plan.num_draft_tokens, plan.run_on) == (0, 1)
 
 
 def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
@@ -89,7 +76,7 @@ def test_without_measurements_it_drafts_while_a_token_is_likely_to_stand() -> No
 def test_prompt_lookup_needs_no_measured_step_and_changes_none() -> None:
     costs = PassCosts()
     costs.observe_pass(1, 20.0)
-    costs.observe_draft(LOOKUP, proposal())
+    costs.observe_draft(LOOKUP, proposal(2, 2.0))
     assert costs.is_known(LOOKUP)
     assert not costs.is_known(MODEL)
     assert costs.step_ms(LOOKUP.name, 1) == costs.step_ms(MODEL.name, 1) == 0.0
@@ -122,9 +109,9 @@ def test_a_drafter_never_measured_drafts_though_an_older_plan_has_no_steps() -> 
     now_s[0] = 60.0
     plan = session.plan(MODEL, 8)
     assert (plan.num_draft_tokens, plan.reason, plan.is_typical) == (6, "learning", False)
-    costs.observe_draft(MODEL, replace(proposal(), timing=Timing()))  # no step was taken for it
+    costs.observe_draft(MODEL, proposal(2, 2.0, num_sessions=0))  # no step was taken for it
     assert session.plan(MODEL, 8).reason == "learning"
-    costs.observe_draft(MODEL, proposal())
+    costs.observe_draft(MODEL, proposal(2, 2.0))
     now_s[0] = 120.0
     assert session.plan(MODEL, 8).reason == "depth"
 
@@ -135,6 +122,6 @@ def test_a_draft_that_never_comes_in_time_counts_as_a_step_as_long() -> None:
     costs.observe_late(MODEL, 500.0)
     assert (costs.is_known(MODEL), costs.step_ms(MODEL.name, 1)) == (True, 500.0)
     for _ in range(2):
-        costs.observe_draft(MODEL, proposal())
+        costs.observe_draft(MODEL, proposal(2, 2.0))
     costs.observe_late(MODEL, 1.0)  # lost, not late
     assert costs.step_ms(MODEL.name, 1) == 2.0

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.costs import PassCosts
 from router.planning.joint import Costs, DraftForecast, JointPlan, Others, best_drafting_plan
+from tests.router.replies import proposal
 
 OVERHEAD_MS = 1.5
 
@@ -81,10 +81,9 @@ def measured_costs(rng: random.Random, num_rows: int) -> Costs:
         for _ in range(3):
             costs.observe_pass(rows, (20.0 + row_ms * rows) * rng.uniform(0.7, 1.5))
     for num_sessions in (1, 4, 16, 64):
-        timing = Timing(num_sessions=num_sessions, pass_ms=1.0)
         step_ms = rng.uniform(0.5, 2.0) + 0.01 * num_sessions
-        proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms)
-        costs.observe_draft(DRAFT_MODEL.traits, proposal)
+        draft = proposal(1, step_ms, num_sessions=num_sessions)
+        costs.observe_draft(DRAFT_MODEL.traits, draft)
     return costs.of_round([DRAFT_MODEL.name])
 
 
