@@ -8,7 +8,6 @@ import pytest
 
 from models.protocol.errors import ContextTooLong, InvalidRequest, ServingError
 from models.protocol.messages import Sampling
-from router.limits import SessionLimits
 from router.types import Delta, Finished, GenerationRequest
 from tests.fakes.pools import ScriptedPool
 from tests.fakes.router import language, letters
@@ -16,14 +15,6 @@ from tests.fakes.sessions import PROMPT, Front, asked
 
 CHOICES = ((1, 2), (1, 2, 3), (7,), (8, 4, 4, 4))
 DRAWN = CHOICES[language(PROMPT) % len(CHOICES)]
-LIMITS = SessionLimits(
-    queue_wait_s=1.0,
-    first_token_s=0.5,
-    token_gap_s=0.5,
-    resend_interval_s=0.002,
-    rejoin_interval_s=0.005,
-    failover_s=5.0,
-)
 
 
 def request(**changes: Any) -> GenerationRequest:
@@ -32,7 +23,7 @@ def request(**changes: Any) -> GenerationRequest:
 
 
 async def run(wanted: GenerationRequest) -> tuple[Delta, Finished]:
-    [delta], end = await Front(ScriptedPool(), max_model_len=40, limits=LIMITS).deltas(wanted)
+    [delta], end = await Front(ScriptedPool(), max_model_len=40).deltas(wanted)
     return delta, end
 
 

@@ -1,4 +1,4 @@
-"""Engine, target and draft sessions over a link that loses, doubles, delays and reorders."""
+"""Engine and target sessions over a link that loses, doubles, delays and reorders."""
 
 from __future__ import annotations
 
@@ -6,32 +6,21 @@ import asyncio
 
 import pytest
 
-from models.protocol.errors import ContextTooLong, InvalidRequest, MaskUnavailable, Unavailable
-from models.protocol.messages import (
-    Close,
-    EngineReply,
-    EngineRequest,
-    Failed,
-    Open,
-    Proposal,
-    Propose,
-    Sampling,
-    Verdict,
-    Verify,
-)
+from models.protocol.errors import ContextTooLong, InvalidRequest, MaskUnavailable
+from models.protocol.messages import EngineReply, EngineRequest, Failed, Open, Sampling, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import POOL
 from router.limits import SessionLimits, SpeculationLimits
 from router.lookahead.session import open_lookahead
-from router.remote.draft import RemoteDrafter
 from router.remote.engine import EngineClient
 from router.remote.target import RemoteVerifier
 from router.services import Services
 from router.types import GenerationRequest, LookaheadSettings, SpeculationSettings
 from tests.fakes.pools import ScriptedPool
-from tests.fakes.router import TIMING, AnsweringEngine, LetterDetokenizer, continuation, letters
+from tests.fakes.router import AnsweringEngine, LetterDetokenizer, continuation, letters
 from tests.fakes.sessions import NO_LOOKUP, OPENING, PROMPT, Front, asked
 from tests.router.remote.test_losses import ScoringProcess
+from tests.router.replies import verdict
 
 LIMITS = SessionLimits(
     queue_wait_s=1.0,
@@ -113,18 +102,6 @@ async def test_no_draft_at_all_is_plain_decoding() -> None:
     assert finished.speculation.num_spec_steps == 0
 
 
-async def test_a_draft_session_closed_while_joining_stops_trying() -> None:
-    pool = ScriptedPool()
-    pool.num_refusals_left = 10_000
-    session = RemoteDrafter(EngineClient(pool, OPENING, LIMITS), LIMITS, TokenSequence(PROMPT))
-    session.start()
-    await asyncio.sleep(0.02)
-    await session.close()
-    left = pool.num_refusals_left
-    await asyncio.sleep(0.05)
-    assert pool.num_refusals_left == left
-
-
 async def test_a_client_that_goes_away_frees_both_engines() -> None:
     target, draft = ScriptedPool(), ScriptedPool()
     events = front_of(target, draft).generator.generate(request(k=2), LetterDetokenizer())
@@ -154,24 +131,14 @@ async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> Non
     def first_part_only(message: EngineRequest) -> list[EngineReply] | None:
         if not isinstance(message, Verify):
             return None
-        return [
-            Verdict(
-                session_id="s",
-                seq=message.seq,
-                part=0,
-                num_accepted=0,
-                token=1,
-                is_last=False,
-                timing=TIMING,
-            )
-        ]
+        return [verdict(seq=message.seq, is_last=False)]
 
     target = ScriptedPool()
     target.process = AnsweringEngine(first_part_only)
     session = RemoteVerifier(EngineClient(target, OPENING, LIMITS), LIMITS)
     async with asyncio.timeout(5 * LIMITS.token_gap_s):
-        verdicts = [verdict async for verdict in session.verify(TokenSequence(PROMPT), [], 3)]
-    assert [verdict.part for verdict in verdicts] == [0]
+        parts = [said.part async for said in session.verify(TokenSequence(PROMPT), [], 3)]
+    assert parts == [0]
 
 
 async def test_after_missing_masks_the_session_is_opened_again() -> None:
@@ -191,66 +158,10 @@ async def test_after_missing_masks_the_session_is_opened_again() -> None:
     session = RemoteVerifier(EngineClient(target, OPENING, LIMITS), LIMITS)
     committed = TokenSequence(PROMPT)
     with pytest.raises(MaskUnavailable):
-        _ = [verdict async for verdict in session.verify(committed, [], 0)]
-    verdicts = [verdict async for verdict in session.verify(committed, [], 0)]
+        _ = [said async for said in session.verify(committed, [], 0)]
+    verdicts = [said async for said in session.verify(committed, [], 0)]
     assert len(verdicts) == 1
     assert [type(message) for message in engine.received] == [Open, Verify, Open, Verify]
-
-
-async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done() -> None:
-    joins: list[Propose] = []
-
-    def cut_first(message: EngineRequest) -> list[EngineReply] | None:
-        if not isinstance(message, Propose):
-            return None
-        joins.append(message)
-        if len(joins) > 1:
-            return None
-        cut = Proposal(
-            session_id="s", seq=message.seq, tokens=[], timing=TIMING, step_ms=0.1, cut="deadline"
-        )
-        return [cut]
-
-    draft = ScriptedPool()
-    draft.process = AnsweringEngine(cut_first)
-    committed = TokenSequence(PROMPT)
-    session = RemoteDrafter(EngineClient(draft, OPENING, LIMITS), LIMITS, committed)
-    session.start()
-    await asyncio.wait_for(session.joined(), 1.0)
-    assert session.is_ready
-    assert len(joins) == 2
-    assert joins[0].deadline_ms == LIMITS.first_token_s * 1e3
-    await session.propose(committed, 2)
-    assert joins[-1].deadline_ms < LIMITS.draft_s * 1e3
-    await session.close()
-
-
-async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
-    kept: list[Propose] = []
-    is_late = False
-
-    def keep_back(message: EngineRequest) -> list[EngineReply] | None:
-        if is_late and isinstance(message, Propose):
-            kept.append(message)
-            return []
-        return None
-
-    draft = ScriptedPool()
-    draft.process = engine = AnsweringEngine(keep_back)
-    committed = TokenSequence(PROMPT)
-    session = RemoteDrafter(EngineClient(draft, OPENING, LIMITS), LIMITS, committed)
-    session.start()
-    await asyncio.wait_for(session.joined(), 1.0)
-    is_late = True
-    with pytest.raises(Unavailable, match="no draft within"):
-        await session.propose(committed, 2)
-    assert not session.is_ready
-    is_late = False
-    await asyncio.wait_for(session.joined(), 1.0)
-    assert session.is_ready
-    assert [type(message) for message in engine.received].count(Open) == 1
-    assert not any(isinstance(message, Close) for message in engine.received)
-    await session.close()
 
 
 class PlacedScriptedPool(ScriptedPool):

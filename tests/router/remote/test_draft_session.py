@@ -1,4 +1,4 @@
-"""A draft model that can be had, but does not draft: no room now, or no room ever."""
+"""A draft model that joins, is late, or has no room: what is asked of it, and its lease."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ WAIT_S = 5.0
 
 
 class EmptyAnswers:
-    """Answers each `Propose` by an empty proposal, while `cut` says why."""
+    """Answers `Propose` by an empty proposal while `cut` says why, at most `most` times."""
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: Cut, most: int = 1000) -> None:
         self.cut: Cut = cut
+        self.most = most
         self.asked: list[Propose] = []
         self.asked_s: list[float] = []
 
@@ -51,6 +52,8 @@ class EmptyAnswers:
             return None
         self.asked.append(message)
         self.asked_s.append(asyncio.get_running_loop().time())
+        if len(self.asked) > self.most:
+            return None
         empty = Proposal(
             session_id="s", seq=message.seq, tokens=[], timing=TIMING, step_ms=0.1, cut=self.cut
         )
@@ -60,9 +63,11 @@ class EmptyAnswers:
 Answer = Callable[[EngineRequest], list[EngineReply] | None]
 
 
-def started(answers: Answer) -> tuple[RemoteDrafter, ScriptedPool, TokenSequence]:
+def started(
+    answers: Answer = lambda message: None, num_refusals: int = 0
+) -> tuple[RemoteDrafter, ScriptedPool, TokenSequence]:
     pool = ScriptedPool()
-    pool.process = AnsweringEngine(answers)
+    pool.process, pool.num_refusals_left = AnsweringEngine(answers), num_refusals
     committed = TokenSequence(PROMPT)
     session = RemoteDrafter(EngineClient(pool, OPENING, LIMITS), LIMITS, committed)
     session.start()
@@ -71,6 +76,48 @@ def started(answers: Answer) -> tuple[RemoteDrafter, ScriptedPool, TokenSequence
 
 async def joined(session: RemoteDrafter) -> None:
     await asyncio.wait_for(session.joined(), WAIT_S)
+
+
+async def test_a_session_that_is_closed_while_it_joins_stops_trying() -> None:
+    session, pool, _ = started(num_refusals=10_000)
+    await asyncio.sleep(0.1)
+    await session.close()
+    left = pool.num_refusals_left
+    assert left < 10_000
+    await asyncio.sleep(10 * LIMITS.rejoin_interval_s)
+    assert pool.num_refusals_left == left
+
+
+async def test_a_long_prefill_is_not_cut_short_and_counts_only_when_done() -> None:
+    answers = EmptyAnswers("deadline", most=1)
+    session, _, committed = started(answers)
+    await joined(session)
+    assert session.is_ready
+    assert len(answers.asked) == 2
+    assert answers.asked[0].deadline_ms == LIMITS.first_token_s * 1e3
+    await session.propose(committed, 2)
+    assert answers.asked[-1].deadline_ms < LIMITS.draft_s * 1e3
+    await session.close()
+
+
+async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
+    is_late = False
+
+    def keep_back(message: EngineRequest) -> list[EngineReply] | None:
+        return [] if is_late and isinstance(message, Propose) else None
+
+    session, pool, committed = started(keep_back)
+    await joined(session)
+    is_late = True
+    with pytest.raises(Unavailable, match="no draft within"):
+        await session.propose(committed, 2)
+    assert not session.is_ready
+    is_late = False
+    await joined(session)
+    assert session.is_ready
+    assert [type(message) for message in pool.process.received].count(Open) == 1
+    assert not any(isinstance(message, Close) for message in pool.process.received)
+    await session.close()
 
 
 async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lease() -> None:
@@ -179,7 +226,7 @@ async def test_a_text_the_draft_model_cannot_read_ends_the_lease_for_good(is_ear
 @pytest.mark.parametrize("num_right", [0, 1, 2])
 async def test_behind_the_beginning_of_a_chain_it_knows_what_of_that_stood(num_right: int) -> None:
     """What is asked next names exactly the tokens that the replica holds: none is sent twice."""
-    session, pool, committed = started(lambda message: None)
+    session, pool, committed = started()
     await joined(session)
     truth = continuation(PROMPT, 9)
     front = [*truth[:num_right], *(0 for _ in range(2 - num_right))]
