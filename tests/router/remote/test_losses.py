@@ -22,26 +22,6 @@ from tests.fakes.sessions import OPENING, PROMPT, Front, asked
 from tests.router.remote.test_recovery import LIMITS
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("crash", "gone"), ("stop", "no_answer")])
-async def test_a_lost_target_is_told_and_its_replacement_noted(kind: Fault, reason: str) -> None:
-    losses, told = Losses(), list[str]()
-    losses.on_lost = told.append
-    pool = ScriptedPool()
-    client = EngineClient(pool, OPENING, LIMITS, losses=losses.target)
-    session, committed = RemoteVerifier(client, LIMITS), TokenSequence(PROMPT)
-    for number in range(3):
-        if number == 1:
-            pool.fail(kind)
-        async for verdict in session.verify(committed, [], 0):
-            committed.extend([verdict.token])
-    assert told == ["target-1"]
-    target = losses.by_part()["target"]
-    assert target.num_lost == {reason: 1}
-    [pause_s] = target.new_pauses
-    assert 0.0 <= pause_s < 5.0
-    assert client.replica_name == "target-2"
-
-
 class ScoringProcess:
     """Scores every look-ahead alike."""
 
@@ -54,19 +34,29 @@ class ScoringProcess:
         return [RewardScored(session_id=message.session_id, seq=message.seq, scores=scores)]
 
 
+@pytest.mark.parametrize("part", ["target", "constraint"])
 @pytest.mark.parametrize(("kind", "reason"), [("crash", "gone"), ("stop", "no_answer")])
-async def test_a_replica_that_is_lost_while_it_scores_is_told(kind: Fault, reason: str) -> None:
+async def test_a_lost_replica_is_told_and_its_replacement_noted(
+    kind: Fault, reason: str, part: str
+) -> None:
     losses, told = Losses(), list[str]()
     losses.on_lost = told.append
-    pool = ScriptedPool(ScoringProcess, name="constraint")
-    scorer = RemoteScorer(pool, "s", "{}", LIMITS, losses.constraint)
+    target, constraint = ScriptedPool(), ScriptedPool(ScoringProcess, name="constraint")
+    client = EngineClient(target, OPENING, LIMITS, losses=losses.target)
+    session, committed = RemoteVerifier(client, LIMITS), TokenSequence(PROMPT)
+    scorer = RemoteScorer(constraint, "s", "{}", LIMITS, losses.constraint)
     for number in range(3):
         if number == 1:
-            pool.fail(kind)
+            {"target": target, "constraint": constraint}[part].fail(kind)
+        async for verdict in session.verify(committed, [], 0):
+            committed.extend([verdict.token])
         assert len(await scorer.score("a", ["b", "c"], [False, True])) == 2
-    assert told == ["constraint-1"]
-    assert losses.constraint.num_lost == {reason: 1}
-    assert len(losses.constraint.new_pauses) == 1
+    assert told == [f"{part}-1"]
+    lost = losses.by_part()[part]
+    assert lost.num_lost == {reason: 1}
+    [pause_s] = lost.new_pauses
+    assert 0.0 <= pause_s < 5.0
+    assert client.replica_name == ("target-2" if part == "target" else "target-1")
 
 
 def test_a_replica_that_ends_a_lease_is_not_avoided() -> None:

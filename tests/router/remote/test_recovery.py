@@ -162,22 +162,29 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
     assert len(pool.leases) == 1
 
 
-async def test_a_lease_that_has_ended_before_it_was_told_is_no_lost_replica() -> None:
-    """The engine asks for the session whenever it is sent: it takes it on a new lease alone."""
-    num_asked = 0
+def forgetful_pool(lives_on: int = 0) -> ScriptedPool:
+    """A pool whose engine has no session on its first lease, and names an epoch so much later."""
 
-    class Ended(ScriptedEngine):
+    class Forgetful(ScriptedEngine):
+        num_asked = 0
+
         def handle(self, message):  # type: ignore[no-untyped-def]
-            nonlocal num_asked
             if isinstance(message, Verify) and len(pool.leases) == 1:
-                num_asked += 1
-                return [NeedOpen(session_id="s", seq=message.seq, epoch=self.epoch)]
+                self.num_asked += 1
+                epoch = self.epoch + lives_on
+                return [NeedOpen(session_id="s", seq=message.seq, epoch=epoch)]
             return super().handle(message)
 
-    pool = ScriptedPool(Ended)
+    pool = ScriptedPool(Forgetful)
+    return pool
+
+
+async def test_a_lease_that_has_ended_before_it_was_told_is_no_lost_replica() -> None:
+    """The engine asks for the session whenever it is sent: it takes it on a new lease alone."""
+    pool = forgetful_pool()
     limits = LIMITS.model_copy(update={"max_losses": 1})
     assert await generated(pool, limits) == continuation(PROMPT, NUM_TOKENS)
-    assert (num_asked, len(pool.leases)) == (9, 2)
+    assert (pool.process.num_asked, len(pool.leases)) == (9, 2)
 
 
 async def test_an_answer_opens_a_new_window_but_no_new_count() -> None:
@@ -213,26 +220,16 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 async def test_an_engine_of_another_life_at_the_address_is_a_lost_replica() -> None:
     """It says so with its first answer: nothing is asked again, and the loss is counted."""
-    num_asked = 0
-
-    class StartedAnew(ScriptedEngine):
-        def handle(self, message):  # type: ignore[no-untyped-def]
-            nonlocal num_asked
-            if isinstance(message, Verify) and len(pool.leases) == 1:
-                num_asked += 1
-                return [NeedOpen(session_id="s", seq=message.seq, epoch=self.epoch + 1)]
-            return super().handle(message)
-
-    pool = ScriptedPool(StartedAnew)
+    pool = forgetful_pool(lives_on=1)
     losses = Losses().target
     session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS, losses=losses), LIMITS)
     committed = TokenSequence(PROMPT)
     async for verdict in session.verify(committed, [], 2):
         committed.extend([verdict.token])
     assert committed.ids == [*PROMPT, *continuation(PROMPT, 3)]
-    assert (num_asked, len(pool.leases)) == (1, 2)
+    assert (pool.process.num_asked, len(pool.leases)) == (1, 2)
     assert losses.num_lost == {"gone": 1}
 
-    pool = ScriptedPool(StartedAnew)
+    pool = forgetful_pool(lives_on=1)
     with pytest.raises(ReplicasLost, match=r"^target lost once, .*the engine has started anew"):
         await generated(pool, LIMITS.model_copy(update={"max_losses": 1}))
