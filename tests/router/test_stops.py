@@ -6,123 +6,115 @@ from typing import Any
 
 import pytest
 
-from router.stops import StopChecker
+from router.stops import StopChecker, StopResult
+
+EOS = "<eos>"
+END = {"stop": ["END"]}
 
 
-class TextDetokenizer:
-    """Token t stands for texts[t]; text of the token `slow` appears only at the flush."""
+class Text:
+    """Tokens are named by their texts; the text of one that begins with ~ comes at the flush."""
 
-    def __init__(self, texts: Sequence[str], slow: int | None = None) -> None:
-        self._texts = texts
-        self._slow = slow
+    def __init__(self, **terms: Any) -> None:
+        self._names = [EOS]
         self._late = ""
+        given: dict[str, Any] = {"stop": (), "max_tokens": 100} | terms
+        self.stops = StopChecker(self, eos_ids=[0], **given)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        text = ""
-        for token_id in token_ids:
-            if token_id == self._slow:
-                self._late += self._texts[token_id]
-            else:
-                text += self._texts[token_id]
-        return text
+        names = [self._names[token_id] for token_id in token_ids]
+        self._late += "".join(name[1:] for name in names if name.startswith("~"))
+        return "".join(name for name in names if not name.startswith("~"))
 
     def flush(self) -> str:
         late, self._late = self._late, ""
         return late
 
+    def ids(self, names: Sequence[str]) -> list[int]:
+        self._names += [name for name in names if name not in self._names]
+        return [self._names.index(name) for name in names]
 
-def checker(
-    texts: Sequence[str],
-    stop: Sequence[str] = (),
-    max_tokens: int = 100,
-    slow: int | None = None,
-    eos_ids: Sequence[int] = (),
-) -> StopChecker:
-    return StopChecker(
-        TextDetokenizer(texts, slow), eos_ids=eos_ids, stop=stop, max_tokens=max_tokens
-    )
+    def take(self, names: Sequence[str]) -> StopResult:
+        return self.stops.take(self.ids(names))
+
+    def run(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[str, int]:
+        """Return the text and the number of tokens, taken in rounds of these sizes."""
+        text, at = "", 0
+        for size in sizes:
+            taken = self.take(names[at : at + size])
+            text, at = text + taken.text, at + size
+            if taken.finish_reason is not None:
+                break
+        return text, self.stops.num_tokens
 
 
-def test_eos_ends_the_text_and_is_counted_but_not_shown() -> None:
-    stops = checker(["a", "b", "<eos>"], eos_ids=[2])
-    taken = stops.take([0, 2, 1])
-    assert (taken.num_tokens, taken.text, taken.finish_reason) == (2, "a", "stop")
-    assert stops.num_tokens == 2
+# The terms, the tokens of each round; of each the number taken, the text shown, and why it ended.
+ENDS: dict[str, tuple[dict[str, Any], list[list[str]], list[tuple[int, str, str]]]] = {
+    "eos is counted but not shown": ({}, [["a", EOS, "b"]], [(2, "a", "stop")]),
+    "eos is shown": ({"includes_stop": True}, [["a", EOS]], [(2, "a<eos>", "stop")]),
+    "max_tokens within a round": ({"max_tokens": 2}, [["a", "b", "c"]], [(2, "ab", "length")]),
+    "what may begin a stop string is held back": (
+        *(END, [["xE"], ["N"], ["y"]]),
+        [(1, "x", ""), (1, "", ""), (1, "ENy", "")],
+    ),
+    "across rounds": (END, [["xE"], ["N", "Dz", "xE"]], [(1, "x", ""), (2, "", "stop")]),
+    "the earliest of two": ({"stop": ["--", "##"]}, [["a##b--c"]], [(1, "a", "stop")]),
+    "held back to the last": (END | {"max_tokens": 2}, [["a", "E"]], [(2, "aE", "length")]),
+    "flushed": ({}, [["a", "~b", EOS]], [(3, "ab", "stop")]),
+    "completed by the flush": (END, [["aEN"], ["~D", EOS]], [(1, "a", ""), (2, "", "stop")]),
+    "not within min_tokens": (
+        *(END | {"min_tokens": 2}, [["a", "END", "b", "END", "b"]]),
+        [(4, "aENDb", "stop")],
+    ),
+    "complete behind min_tokens": (
+        *(END | {"min_tokens": 2}, [["a", "EN"], ["D"]]),
+        [(2, "a", ""), (1, "", "stop")],
+    ),
+    "max_tokens within min_tokens": (
+        *(END | {"min_tokens": 2, "max_tokens": 2}, [["a", "END"]]),
+        [(2, "aEND", "length")],
+    ),
+    "shown, the shorter of two": (
+        *({"stop": ["--", "-"], "includes_stop": True}, [["a-", "-b"]]),
+        [(1, "a-", "stop")],
+    ),
+    "shown, across tokens": (
+        *({"stop": ["--"], "includes_stop": True}, [["a-", "-b"]]),
+        [(2, "a--", "stop")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_where_a_text_ends_and_what_is_shown(name: str) -> None:
+    terms, rounds, expected = ENDS[name]
+    text = Text(**terms)
+    found = [text.take(names) for names in rounds]
+    assert [(one.num_tokens, one.text, one.finish_reason or "") for one in found] == expected
+    num_tokens = sum(one.num_tokens for one in found)
+    assert text.stops.num_tokens == num_tokens
+    assert text.stops.remaining_tokens == terms.get("max_tokens", 100) - num_tokens
 
 
 def test_until_eos_keeps_the_eos() -> None:
-    stops = checker(["a", "b", "<eos>"], eos_ids=[2])
-    assert stops.until_eos([0, 2, 1]) == [0, 2]
-    assert stops.until_eos([0, 1]) == [0, 1]
-
-
-def test_max_tokens_ends_within_a_round() -> None:
-    stops = checker(["a", "b", "c"], max_tokens=2)
-    taken = stops.take([0, 1, 2])
-    assert (taken.num_tokens, taken.text, taken.finish_reason) == (2, "ab", "length")
-    assert stops.remaining_tokens == 0
-
-
-def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
-    stops = checker(["xE", "N", "y", "D"], stop=["END"])
-    assert stops.take([0]).text == "x"
-    assert stops.take([1]).text == ""
-    assert stops.take([2]).text == "ENy"
-
-
-def test_stop_string_across_tokens_and_rounds_is_cut() -> None:
-    stops = checker(["xE", "N", "Dz"], stop=["END"])
-    assert stops.take([0]).text == "x"
-    taken = stops.take([1, 2, 0])
-    assert (taken.num_tokens, taken.text, taken.finish_reason) == (2, "", "stop")
-
-
-def test_the_earliest_stop_string_wins() -> None:
-    taken = checker(["a##b--c"], stop=["--", "##"]).take([0])
-    assert (taken.text, taken.finish_reason) == ("a", "stop")
-
-
-def test_held_text_is_released_at_the_end_of_the_budget() -> None:
-    stops = checker(["a", "E"], stop=["END"], max_tokens=2)
-    taken = stops.take([0, 1])
-    assert (taken.text, taken.finish_reason) == ("aE", "length")
-
-
-def test_flushed_text_is_part_of_the_end() -> None:
-    stops = checker(["a", "~", "<eos>"], slow=1, eos_ids=[2])
-    assert stops.take([0, 1, 2]).text == "a~"
-
-
-def test_flushed_text_may_complete_a_stop_string() -> None:
-    stops = checker(["aEN", "D", "<eos>"], stop=["END"], slow=1, eos_ids=[2])
-    assert stops.take([0]).text == "a"
-    assert stops.take([1, 2]).text == ""
+    stops = Text().stops
+    assert stops.until_eos([1, 0, 2]) == [1, 0]
+    assert stops.until_eos([1, 2]) == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rounds_of_any_size_give_the_same_end(seed: int) -> None:
     rng = random.Random(seed)
     texts = ["a", "b", "ab", "ba", "aab"]
-    tokens = [rng.randrange(5) for _ in range(60)]
+    tokens = [texts[rng.randrange(5)] for _ in range(60)]
     stop = ["".join(rng.choice("ab") for _ in range(6)), "bbbb"]
-    whole = "".join(texts[token] for token in tokens)
-    cuts = [at for at in (whole.find(word) for word in stop) if at >= 0]
-
-    def run(sizes: Sequence[int]) -> tuple[str, int]:
-        stops = checker(texts, stop=stop, max_tokens=len(tokens))
-        text, at = "", 0
-        for size in sizes:
-            taken = stops.take(tokens[at : at + size])
-            text += taken.text
-            at += size
-            if taken.finish_reason is not None:
-                break
-        return text, stops.num_tokens
-
-    one_by_one = run([1] * len(tokens))
-    assert run([7] * 10) == one_by_one
-    assert run([len(tokens)]) == one_by_one
-    if not cuts:
+    whole = "".join(tokens)
+    one_by_one, by_seven, at_once = (
+        Text(stop=stop, max_tokens=len(tokens)).run(tokens, sizes)
+        for sizes in ([1] * len(tokens), [7] * 10, [len(tokens)])
+    )
+    assert one_by_one == by_seven == at_once
+    if not any(word in whole for word in stop):
         assert one_by_one[0] == whole
     else:
         # The end is where the first completed stop string begins.
@@ -130,83 +122,27 @@ def test_rounds_of_any_size_give_the_same_end(seed: int) -> None:
         assert any(whole.startswith(word, len(one_by_one[0])) for word in stop)
 
 
-# --- min_tokens, stop strings in the text, offsets ------------------------------------------------
-
-
-def with_terms(texts: Sequence[str], stop: Sequence[str], **terms: Any) -> StopChecker:
-    given: dict[str, Any] = {"eos_ids": [], "max_tokens": 100} | terms
-    return StopChecker(TextDetokenizer(texts, given.pop("slow", None)), stop=stop, **given)
-
-
-def test_a_stop_string_within_min_tokens_does_not_stop() -> None:
-    stops = with_terms(["a", "END", "b"], ["END"], min_tokens=2)
-    taken = stops.take([0, 1, 2, 1, 2])
-    assert (taken.num_tokens, taken.text, taken.finish_reason) == (4, "aENDb", "stop")
-
-
-def test_a_stop_string_that_is_complete_behind_min_tokens_stops() -> None:
-    stops = with_terms(["a", "EN", "D"], ["END"], min_tokens=2)
-    assert stops.take([0, 1]).text == "a"
-    taken = stops.take([2])
-    assert (taken.num_tokens, taken.text, taken.finish_reason) == (1, "", "stop")
-
-
-def test_max_tokens_within_min_tokens_shows_everything() -> None:
-    stops = with_terms(["a", "END"], ["END"], min_tokens=2, max_tokens=2)
-    assert stops.take([0, 1]).text == "aEND"
-
-
 @pytest.mark.parametrize("sizes", [[1] * 8, [3, 3, 2], [8]])
 def test_min_tokens_ends_where_it_ends_whatever_the_rounds(sizes: list[int]) -> None:
-    stops = with_terms(["x", "ab", "a", "b"], ["ab"], min_tokens=4)
-    tokens, text, at = [1, 2, 3, 2, 3, 0, 0, 0], "", 0
-    for size in sizes:
-        taken = stops.take(tokens[at : at + size])
-        text, at = text + taken.text, at + size
-        if taken.finish_reason is not None:
-            break
-    assert (text, stops.num_tokens) == ("abab", 5)
+    text = Text(stop=["ab"], min_tokens=4)
+    assert text.run(["ab", "a", "b", "a", "b", "x", "x", "x"], sizes) == ("abab", 5)
 
 
-def test_the_stop_string_may_be_part_of_the_text() -> None:
-    taken = with_terms(["a-", "-b"], ["--", "-"], includes_stop=True).take([0, 1])
-    assert (taken.num_tokens, taken.text) == (1, "a-")
-    taken = with_terms(["a-", "-b"], ["--"], includes_stop=True).take([0, 1])
-    assert (taken.num_tokens, taken.text) == (2, "a--")
-
-
-def test_a_stop_token_may_be_part_of_the_text() -> None:
-    for includes_stop, text in ((False, "a"), (True, "a.")):
-        stops = with_terms(["a", "."], [], eos_ids=[1], includes_stop=includes_stop)
-        taken = stops.take([0, 1])
-        assert (taken.text, taken.finish_reason) == (text, "stop")
-        assert taken.offsets == ((0, 1) if includes_stop else (0,))
-
-
-def test_offsets_come_with_the_text_of_their_token() -> None:
-    stops = with_terms(["xE", "N", "y", "z"], ["END"])
-    assert stops.take([0]).offsets == (0,)  # its first character is shown
-    assert stops.take([1]).offsets == ()
-    assert stops.take([2, 3]).offsets == (2, 3, 4)
-
-
-def test_what_a_stop_string_cuts_has_no_offset() -> None:
-    stops = with_terms(["a", "bE", "N", "Dz", "c"], ["END"])
-    taken = stops.take([0, 1, 2, 3])
-    assert (taken.text, taken.offsets) == ("ab", (0, 1))
-
-
-def test_the_parts_of_a_character_are_shown_together() -> None:
-    stops = with_terms(["a", "", "", "€"], [])
-    assert stops.take([0, 1]).offsets == (0,)
-    assert stops.take([2]).offsets == ()
-    assert stops.take([3]).offsets == (1, 1, 1)
-
-
-def test_at_the_end_every_token_has_its_offset() -> None:
-    stops = with_terms(["a", "~", "E"], ["END"], slow=1, max_tokens=3)
-    assert stops.take([0, 1]).offsets == (0,)
-    taken = stops.take([2])
-    assert (taken.text, taken.offsets) == ("E~", (1, 1))
-    stops = with_terms(["a", "", "<eos>"], [], eos_ids=[2])
-    assert stops.take([0, 1, 2]).offsets == (0, 1)  # not that of the eos
+@pytest.mark.parametrize(
+    ("terms", "rounds", "shown", "offsets"),
+    [
+        (END, [["xE"], ["N"], ["y", "z"]], "xENyz", [(0,), (), (2, 3, 4)]),  # as soon as "x" is
+        (END, [["a", "bE", "N", "Dz", "c"]], "ab", [(0, 1)]),  # what is cut has none
+        ({}, [["a", ""], [""], ["€"]], "a€", [(0,), (), (1, 1, 1)]),  # the parts of a character
+        (END | {"max_tokens": 3}, [["a", "~b"], ["E"]], "aEb", [(0,), (1, 1)]),  # the end shows all
+        ({}, [["a", "", EOS]], "a", [(0, 1)]),  # but an eos
+        ({"includes_stop": True}, [["a", EOS]], "a<eos>", [(0, 1)]),
+    ],
+)
+def test_offsets_come_with_the_text_of_their_token(
+    terms: dict[str, Any], rounds: list[list[str]], shown: str, offsets: list[tuple[int, ...]]
+) -> None:
+    text = Text(**terms)
+    found = [text.take(names) for names in rounds]
+    assert [one.offsets for one in found] == offsets
+    assert "".join(one.text for one in found) == shown
