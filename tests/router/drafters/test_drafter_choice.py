@@ -137,17 +137,19 @@ def test_one_free_drafter_fills_in_for_the_model_and_nobody_for_that(
         assert choose_drafters(wanted, allowed, [POOL]) == (kind,)
 
 
-def test_a_drafter_that_nobody_knows_is_refused_by_name() -> None:
-    wanted = SpeculationSettings(drafter="hydra")
-    with pytest.raises(
-        InvalidRequest, match="one of draft_model, suffix, ngram, got 'hydra'"
-    ) as caught:
-        choose_drafters(wanted, SpeculationLimits(), [POOL])
-    assert caught.value.param == "speculation.drafter"
-
-
 def side_by_side(model: Drafter, new_lookup: Callable[[], Drafter]) -> SessionDrafters:
     return SessionDrafters([(DRAFT_MODEL.traits, lambda: model), (NGRAM.traits, new_lookup)])
+
+
+def beside_lookup(model: Drafter) -> tuple[SessionDrafters, list[NgramDrafter]]:
+    """A model that lookup fills in for, and the lookups that were made for it."""
+    made: list[NgramDrafter] = []
+
+    def new_lookup() -> NgramDrafter:
+        made.append(NgramDrafter("s", min_len=1, max_len=2))
+        return made[-1]
+
+    return side_by_side(model, new_lookup), made
 
 
 def pair(*, fails_at: tuple[int, ...] = ()) -> tuple[SessionDrafters, ScriptedDrafter]:
@@ -223,13 +225,7 @@ class EmptyDrafter(ScriptedDrafter):
 @pytest.mark.parametrize("cut", ["context", "starved", "deadline", "mask_late"])
 async def test_lookup_fills_in_at_once_for_a_draft_that_is_empty(cut: Cut) -> None:
     model = EmptyDrafter(cut)
-    made: list[NgramDrafter] = []
-
-    def new_lookup() -> NgramDrafter:
-        made.append(NgramDrafter("s", min_len=1, max_len=2))
-        return made[-1]
-
-    drafters = side_by_side(model, new_lookup)
+    drafters, made = beside_lookup(model)
     committed = TokenSequence([5, 9, 2, 5, 9])
     for _ in range(3):
         assert await taken(drafters, committed) == ("ngram", [2, 5, 9])
@@ -252,13 +248,7 @@ async def test_lookup_forgets_the_text_once_the_model_drafts_and_reads_it_again_
     None
 ):
     model = ScriptedDrafter([None], fails_at=(1, 3))
-    made: list[NgramDrafter] = []
-
-    def new_lookup() -> NgramDrafter:
-        made.append(NgramDrafter("s", min_len=1, max_len=2))
-        return made[-1]
-
-    drafters = side_by_side(model, new_lookup)
+    drafters, made = beside_lookup(model)
     committed = TokenSequence([5, 9, 2, 5, 9])
     model.is_ready = False
     assert await taken(drafters, committed) == ("ngram", [2, 5, 9])

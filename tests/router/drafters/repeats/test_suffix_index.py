@@ -79,6 +79,17 @@ def continued(
     return Match(length, tokens, shares)
 
 
+def index_of(texts: Sequence[Sequence[int]], num_dropped: int = 0) -> SuffixIndex:
+    """An index of texts that are over, which has lost so many of the first ones on the way."""
+    index = SuffixIndex()
+    for number, text in enumerate(texts):
+        index.extend(text)
+        index.end_text()
+        if number < num_dropped and index.num_texts > 1:
+            index.drop_oldest()
+    return index
+
+
 @settings(deadline=None)  # the machine may be busy
 @given(
     texts=TEXTS,
@@ -101,12 +112,7 @@ def test_matches_in_texts_that_are_over_are_those_of_a_search(
     terms = MatchTerms(
         max_tree_depth=8, max_spec_factor=factor, max_spec_offset=offset, min_token_prob=min_prob
     )
-    index = SuffixIndex()
-    for number, text in enumerate(texts):
-        index.extend(text)
-        index.end_text()
-        if number < num_dropped and index.num_texts > 1:
-            index.drop_oldest()
+    index = index_of(texts, num_dropped)
     held = texts[len(texts) - index.num_texts :]
     assert len(index) == sum(len(text) + 1 for text in held)
     found = index.matches(ids, most, terms, is_own=False)
@@ -168,12 +174,7 @@ def test_what_follows(ids: list[int], expected: list[int] | None) -> None:
 def test_the_bound_of_a_match_is_that_of_the_keys_that_recur(
     texts: list[list[int]], ids: list[int], num_dropped: int
 ) -> None:
-    index, own = SuffixIndex(), SuffixIndex()
-    for number, text in enumerate(texts):
-        index.extend(text)
-        index.end_text()
-        if number < num_dropped and index.num_texts > 1:
-            index.drop_oldest()
+    index, own = index_of(texts, num_dropped), SuffixIndex()
     own.extend(ids)
     for each, is_own in ((index, False), (own, True)):
         found = each.matches(ids, 1, MatchTerms(), is_own=is_own)
@@ -183,10 +184,7 @@ def test_the_bound_of_a_match_is_that_of_the_keys_that_recur(
 
 
 def test_what_is_dropped_leaves_nothing_behind() -> None:
-    index = SuffixIndex()
-    for text in ([1, 2, 3, 4, 5, 6, 7], [8, 9, 1, 2], [5, 5, 5]):
-        index.extend(text)
-        index.end_text()
+    index = index_of([[1, 2, 3, 4, 5, 6, 7], [8, 9, 1, 2], [5, 5, 5]])
     while index.num_texts:
         index.drop_oldest()
     assert len(index) == 0
