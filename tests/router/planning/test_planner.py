@@ -95,13 +95,6 @@ def test_no_plan_of_all_combinations_is_better(seed: int) -> None:
         assert plan.tokens_per_ms == pytest.approx(rate_together(plan.lengths, forecasts, costs))
 
 
-def test_one_session_matches_an_exhaustive_search() -> None:
-    costs = LinearCosts(row_ms=1.0)
-    single = outlook(0.8)
-    rates = {k: rate_together((k,), [single], costs) for k in range(1, 9)}
-    assert choose([single], costs).lengths == (max(rates, key=rates.__getitem__),)
-
-
 def test_depth_is_paid_once_for_all() -> None:
     """A session that would draft less alone goes along, since the steps are taken anyway."""
     costs = LinearCosts(row_ms=0.05, first_step_ms=5.0)
@@ -173,13 +166,6 @@ def test_queues_and_links_count() -> None:
     slow = LinearCosts(first_step_ms=2.0, drafting_overhead_ms=60.0)
     assert sum(choose([outlook(0.6)], quick).lengths) > 0
     assert sum(choose([outlook(0.6)], slow).lengths) == 0
-
-
-def test_limits_are_kept_and_who_cannot_draft_does_not() -> None:
-    lengths = choose([outlook(0.9, 2), DraftForecast(()), outlook(0.9, 5)], LinearCosts()).lengths
-    assert lengths[0] <= 2
-    assert lengths[1] == 0
-    assert lengths[2] <= 5
 
 
 def test_what_plain_decoding_takes_beyond_passes_counts() -> None:

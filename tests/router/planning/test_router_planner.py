@@ -8,7 +8,7 @@ import pytest
 
 from models.protocol.messages import Timing
 from router.drafters.misses import Misses
-from router.planning.adaptive import RouterPlanner
+from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.round_plan import Mode
 from router.ports import DraftCost
 from tests.fakes.planned_world import CHEAP, DEAR, MODEL, Machine, World, drafted
@@ -94,6 +94,8 @@ def test_while_it_pays_everybody_drafts_but_for_rare_control_rounds() -> None:
     control = [plan for plan in plans if plan.num_draft_tokens == 0]
     assert {plan.reason for plan in control} == {"control"}
     assert len(control) == 2, "one of each session"
+    for plan in plans:  # a control round has no free drafts either
+        assert (plan.min_survival > 1.0) == (plan.reason == "control")
     assert max(plan.num_draft_tokens for plan in plans) == 8
 
 
@@ -151,10 +153,17 @@ def test_the_modes_of_replicas_left_long_ago_are_forgotten() -> None:
     assert world.mode("a") is Mode.DRAFTING, "it begins anew"
 
 
-def test_while_it_does_not_pay_the_target_goes_on_alone_and_probes_are_rare() -> None:
+def at_rest(num_sessions: int) -> tuple[World, list[PlannedSession]]:
+    """Sessions that do not draft, because that does not pay."""
     world = World(DEAR)
-    sessions = [world.add() for _ in range(2)]
+    sessions = [world.add() for _ in range(num_sessions)]
     world.rounds(sessions, 40)
+    assert world.mode() is Mode.PLAIN
+    return world, sessions
+
+
+def test_while_it_does_not_pay_the_target_goes_on_alone_and_probes_are_rare() -> None:
+    world, sessions = at_rest(2)
     began_s = world.now_s
     plans = world.rounds(sessions, 300)
     probes = drafted(plans)
@@ -178,9 +187,7 @@ def test_where_nobody_drafts_no_drafter_is_connected_to_but_for_probes() -> None
 
 
 def test_probes_are_made_one_at_a_time_and_wait_for_their_drafter() -> None:
-    world = World(DEAR)
-    sessions = [world.add() for _ in range(2)]
-    world.rounds(sessions, 40)
+    world, sessions = at_rest(2)
     world.now_s += 100.0
     waiting = [s.plan(MODEL, 8, is_ready=False) for _ in range(3) for s in sessions]
     assert not drafted(waiting)
@@ -190,9 +197,7 @@ def test_probes_are_made_one_at_a_time_and_wait_for_their_drafter() -> None:
 
 
 def test_a_probe_whose_draft_does_not_come_ends_too() -> None:
-    world = World(DEAR)
-    one, other = world.add(), world.add()
-    world.rounds([one, other], 40)
+    world, (one, other) = at_rest(2)
     world.now_s += 100.0
     probe = one.plan(MODEL, 8)
     assert probe.is_probe
@@ -204,9 +209,7 @@ def test_a_probe_whose_draft_does_not_come_ends_too() -> None:
 
 def test_a_copying_drafter_that_has_nothing_yet_is_asked_again_within_the_text() -> None:
     """Or texts that come one by one would be asked at their beginning, where nothing repeats."""
-    world = World(DEAR)
-    session = world.add()
-    world.rounds([session], 40)
+    world, (session,) = at_rest(1)
     copying = replace(MODEL, cost=DraftCost.FREE)
     for _ in range(200):
         session.observe(copying, 4, 0)
@@ -234,9 +237,7 @@ def test_a_copying_drafter_that_has_nothing_yet_is_asked_again_within_the_text()
 
 
 def test_a_missed_probe_counts_as_one_look_however_far_the_target_goes_on() -> None:
-    world = World(DEAR)
-    session = world.add()
-    world.rounds([session], 40)
+    world, (session,) = at_rest(1)
     world.now_s += 100.0
     before = world.pool.presence
     session.observe_round(Misses().next_plan(session.plan(MODEL, 8)), 33, 400.0)
@@ -244,9 +245,7 @@ def test_a_missed_probe_counts_as_one_look_however_far_the_target_goes_on() -> N
 
 
 def test_a_probe_whose_session_leaves_blocks_nobody() -> None:
-    world = World(DEAR)
-    one, other = world.add(), world.add()
-    world.rounds([one, other], 40)
+    world, (one, other) = at_rest(2)
     world.now_s += 100.0
     assert one.plan(MODEL, 8).is_probe
     world.now_s += 0.1
@@ -258,9 +257,7 @@ def test_a_probe_whose_session_leaves_blocks_nobody() -> None:
 
 def until_the_next_probe(reading_s: float) -> float:
     """Seconds from a probe to the next one, where the drafter read the text before the first."""
-    world = World(DEAR)
-    session = world.add()
-    world.rounds([session], 40)
+    world, (session,) = at_rest(1)
     world.now_s += 100.0
     waiting = session.plan(MODEL, 8, is_ready=False)
     assert waiting.reason == "probes soon"
@@ -337,17 +334,6 @@ def test_who_runs_on_is_awaited_once_the_others_draft() -> None:
     assert not other.is_awaited
 
 
-def test_a_control_round_has_no_free_drafts_either() -> None:
-    world = World(CHEAP)
-    session = world.add()
-    plans = world.rounds([session], 50)
-    world.now_s += 60.0
-    plans += world.rounds([session], 50)
-    assert "control" in {plan.reason for plan in plans}
-    assert all(plan.min_survival > 1.0 for plan in plans if plan.reason == "control")
-    assert all(plan.min_survival <= 1.0 for plan in plans if plan.reason != "control")
-
-
 def test_a_round_that_ends_after_all_drafting_plans_are_gone_is_still_taken_in() -> None:
     """One session waits for its client while another comes whose text has room for no draft."""
     world = World(CHEAP)
@@ -416,6 +402,8 @@ def test_predicted_and_actual_times_are_kept() -> None:
 def test_the_gain_is_measured_by_control_rounds() -> None:
     world = World(CHEAP)
     sessions = [world.add() for _ in range(2)]
+    world.rounds(sessions, 4)
+    assert world.planner.gains.by_task()["free"].ratio is None, "there was no control round yet"
     for _ in range(6):
         world.rounds(sessions, 100)
         world.now_s += 60.0
@@ -424,12 +412,6 @@ def test_the_gain_is_measured_by_control_rounds() -> None:
     assert gain.without_drafts == pytest.approx(plain_per_s, rel=0.01)
     assert gain.with_drafts / gain.without_drafts > 3.0
     assert gain.num_rounds_without < 0.1 * gain.num_rounds_with
-
-
-def test_a_class_without_control_rounds_has_no_gain_yet() -> None:
-    world = World(CHEAP)
-    world.rounds([world.add()], 4)
-    assert world.planner.gains.by_task()["free"].ratio is None
 
 
 def test_a_choice_can_be_explained() -> None:
