@@ -1,22 +1,24 @@
 """Row budget, chunking, blocks and preemption, without a model."""
 
+import msgspec
 import pytest
 
 from models.costs.pass_times import PassTimes
 from models.kv.block_pool import BlockPool
-from models.protocol.messages import Open, Sampling
-from models.scheduler.batch import PassPlan, PassPlanner
+from models.scheduler.batch import PassPlanner
 from models.scheduler.prefill_budget import PrefillBudget
-from models.scheduler.sessions import Job, Session, SessionTable
+from models.scheduler.sessions import Job, Session
+from tests.models.scheduler import scenes
+from tests.models.scheduler.scenes import SIZE, shape
 
 
-class Scene:
-    """Sessions over a pool of `num_blocks` blocks of 4 tokens."""
+class Scene(scenes.Scene):
+    """All texts are one; some of it is computed already."""
 
-    def __init__(self, num_blocks: int = 64, max_rows: int = 16) -> None:
-        self.pool = BlockPool(num_blocks, 4)
-        self.table = SessionTable(1, self.pool.new_table)
-        self.planner = PassPlanner(self.pool, max_rows)
+    def __init__(
+        self, num_blocks: int = 64, max_rows: int = 16, kind: type[BlockPool] = BlockPool
+    ) -> None:
+        super().__init__(kind(num_blocks, SIZE), max_rows)
 
     def add(
         self,
@@ -28,32 +30,11 @@ class Scene:
         ready_s: float = 0,
         goes_first: bool = False,
     ) -> Session:
-        opened = Open(
-            session_id=name,
-            epoch=1,
-            sampling=Sampling(),
-            eos_ids=[],
-            prompt_len=0,
-            goes_first=goes_first,
-        )
-        session = self.table.open(opened, 0.0)
-        assert session is not None
-        session.rewrite(0, list(range(length)))
+        session = self.open(name, range(length), ready_s=ready_s, num_logits=num_logits)
+        session.opened = msgspec.structs.replace(session.opened, goes_first=goes_first)
         session.num_computed_tokens = computed
         session.table.resize(computed)
-        session.job = Job(0, ready_s, num_logits, 0, 0.0)
         return session
-
-    def plan(self) -> PassPlan:
-        plan = self.planner.plan([s for s in self.table if s.job is not None], self.table)
-        self.pool.check([session.table for session in self.table])
-        for rows in plan.rows:
-            assert rows.session.table.num_tokens >= rows.start + rows.num_rows
-        return plan
-
-
-def shape(plan: PassPlan) -> list[tuple[str, int, int, int]]:
-    return [(r.session.session_id, r.start, r.num_rows, r.num_logits) for r in plan.rows]
 
 
 def test_short_needs_come_whole_and_first() -> None:
@@ -315,10 +296,7 @@ class CountingPool(BlockPool):
 def test_planning_without_free_blocks_looks_at_each_holder_a_few_times(oldest_first: bool) -> None:
     """300 sessions want in while 300 others hold all blocks."""
     num = 300
-    scene = Scene(max_rows=4096)
-    scene.pool = CountingPool(num, 4)
-    scene.table = SessionTable(1, scene.pool.new_table)
-    scene.planner = PassPlanner(scene.pool, 4096)
+    scene = Scene(num, 4096, CountingPool)
     if not oldest_first:
         for i in range(num):
             scene.add(f"holder{i}", 4, computed=4).job = None
@@ -330,4 +308,5 @@ def test_planning_without_free_blocks_looks_at_each_holder_a_few_times(oldest_fi
     plan = scene.plan()
     assert len(plan.rows) + len(plan.starved) == num
     assert bool(plan.rows) is oldest_first
+    assert isinstance(scene.pool, CountingPool)
     assert scene.pool.num_looks <= 12 * num

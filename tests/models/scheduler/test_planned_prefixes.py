@@ -7,12 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from models.kv.block_pool import BlockPool
-from models.protocol.messages import Open, Sampling
-from models.scheduler.batch import PassPlan, PassPlanner
+from models.scheduler.batch import PassPlan
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session, SessionTable
-
-SIZE = 4
+from models.scheduler.sessions import Job, Session
+from tests.models.scheduler import scenes
+from tests.models.scheduler.scenes import SIZE, shape
 
 
 class CountingPool(BlockPool):
@@ -26,23 +25,18 @@ class CountingPool(BlockPool):
         super().share(block_ids)
 
 
-class Scene:
-    """Sessions over a pool with a prefix cache; a text is a number and a length."""
+class Scene(scenes.Scene):
+    """There is a prefix cache; a text is a number and a length."""
 
     def __init__(self, num_blocks: int, max_rows: int = 1024) -> None:
-        self.pool = CountingPool(num_blocks, SIZE)
-        self.cache = PrefixCache(self.pool, lambda blocks: True, worth_waiting_rows=8)
-        self.table = SessionTable(1, self.pool.new_table)
-        self.planner = PassPlanner(self.pool, max_rows, prefix_cache=self.cache)
+        self.counted = CountingPool(num_blocks, SIZE)
+        self.cache = PrefixCache(self.counted, lambda blocks: True, worth_waiting_rows=8)
+        super().__init__(self.counted, max_rows, self.cache)
 
     def add(self, name: str, text: int, length: int, *, ready_s: float = 0.0) -> Session:
-        """A session that waits, with nothing computed."""
-        opened = Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0)
-        session = self.table.open(opened, 0.0)
-        assert session is not None
-        session.rewrite(0, [1000 * text + i for i in range(length)])
+        ids = range(1000 * text, 1000 * text + length)
+        session = self.open(name, ids, ready_s=ready_s, num_logits=1)
         session.committed_len = length
-        session.job = Job(0, ready_s, 1, 0)
         return session
 
     def hold(self, name: str, text: int, length: int) -> Session:
@@ -60,10 +54,8 @@ class Scene:
         self.table.close("gone")
 
     def plan(self) -> PassPlan:
-        plan = self.planner.plan([s for s in self.table if s.job is not None], self.table)
-        tables = [session.table for session in self.table]
-        self.pool.check(tables)
-        self.cache.published.check(tables)
+        plan = super().plan()
+        self.cache.published.check([session.table for session in self.table])
         waiting = [*plan.starved, *plan.oversized]
         assert all(session.table.block_ids == [] for session in waiting)
         return plan
@@ -83,10 +75,6 @@ class Scene:
 
 def names(sessions: Iterable[Session]) -> list[str]:
     return [session.session_id for session in sessions]
-
-
-def shape(plan: PassPlan) -> list[tuple[str, int, int, int]]:
-    return [(r.session.session_id, r.start, r.num_rows, r.num_logits) for r in plan.rows]
 
 
 def crowd() -> Scene:
@@ -181,7 +169,7 @@ def test_of_many_who_must_wait_few_take_blocks_and_give_them_back() -> None:
         scene.add(f"s{i}", 1, 62 * SIZE - i % 3, ready_s=i)
     plan = scene.plan()
     assert len(plan.oversized) == 100
-    assert scene.pool.num_shared <= 3 * 50
+    assert scene.counted.num_shared <= 3 * 50
     assert scene.counts == (0, 0, 0)
 
 

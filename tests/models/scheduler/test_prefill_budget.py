@@ -11,10 +11,11 @@ import pytest
 
 from models.costs.pass_times import PassTimes
 from models.kv.block_pool import BlockPool
-from models.protocol.messages import Open, Sampling
+from models.protocol.messages import Sampling
 from models.scheduler.batch import PassPlanner
 from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.sessions import Job, Session, SessionTable
+from tests.cases.messages import EPOCH, opening
 
 Cost = Callable[[int], float]  # of the rows of a pass
 ContextCost = Callable[[int, int], float]  # of the rows of a prompt's chunk, and the keys they see
@@ -71,7 +72,7 @@ class World:
         self._noise = noise
         self._random = random.Random(0)
         pool = BlockPool(4096, 16)
-        self.table = SessionTable(1, pool.new_table)
+        self.table = SessionTable(EPOCH, pool.new_table)
         self._times = PassTimes()
         self.planner = PassPlanner(pool, max_rows, PrefillBudget(slowdown, self._times))
         self.streams: list[Stream] = []
@@ -80,8 +81,7 @@ class World:
 
     def session(self, length: int) -> Session:
         name = f"s{len(self.table)}"
-        opened = Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=length)
-        session = self.table.open(opened, self.now)
+        session = self.table.open(opening(name, Sampling(), length), self.now)
         assert session is not None
         session.rewrite(0, list(range(length)))
         return session

@@ -18,10 +18,11 @@ from hypothesis.stateful import (
 
 from models.kv.block_pool import BlockPool, OutOfBlocks
 from models.protocol import token_sequence
-from models.protocol.messages import Open, Sampling
+from models.protocol.messages import Sampling
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.published_blocks import CachedBlock
 from models.scheduler.sessions import Job, PlannedRows, Session
+from tests.cases.messages import opening
 
 SIZE = 2
 NUM_BLOCKS = 12
@@ -40,9 +41,7 @@ class Scene:
         self._orders = count()
 
     def open(self, ids: Sequence[int], *, salt: str = "", num_logits: int = 1) -> Session:
-        opened = Open(
-            session_id="s", epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0, cache_salt=salt
-        )
+        opened = opening("s", Sampling(), 0, cache_salt=salt)
         session = Session(opened, next(self._orders), self.pool.new_table(), 0.0)
         session.rewrite(0, ids)
         session.committed_len = len(ids)
@@ -249,15 +248,6 @@ def test_guesses_and_uncomputed_rows_are_not_published():
     scene.compute(session, 1)
     assert (session.num_computed_tokens, scene.cache.published.num_blocks) == (6, 3)
     scene.check()
-
-
-def test_salts_share_nothing():
-    scene = Scene()
-    scene.compute(scene.open([1, 2, 3], salt="a"))
-    for salt, num_found in (("", 0), ("b", 0), ("a", 2)):
-        session = scene.open([1, 2, 3], salt=salt)
-        scene.cache.adopt(session)
-        assert session.num_computed_tokens == num_found
 
 
 def test_what_is_not_finite_is_not_published():

@@ -3,34 +3,26 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import NeedOpen, NeedPrefix, Open, Proposal, Propose, Sampling, Timing
 from models.protocol.token_sequence import TokenSequence
 from models.scheduler.sessions import Job, Session, SessionTable
-from tests.fakes.engines import CONSTRAINT, EPOCH
+from tests.cases.messages import EPOCH, opening, proposing
+from tests.fakes.engines import CONSTRAINT
 
 POOL = BlockPool(16, 4)
 
 
 def make_open(**changes: Any) -> Open:
-    terms = {"sampling": Sampling(), "eos_ids": [1], "prompt_len": 2, "epoch": EPOCH}
-    return Open(**({"session_id": "s"} | terms | changes))
+    return opening("s", Sampling(), **({"eos_ids": [1], "prompt_len": 2} | changes))
 
 
 def make_propose(
     seq: int, base: list[int], tokens: list[int], epoch: int = EPOCH, session_id: str = "s"
 ) -> Propose:
-    return Propose(
-        session_id=session_id,
-        epoch=epoch,
-        seq=seq,
-        base_len=len(base),
-        prefix_hash=TokenSequence(base).hash_at(len(base)),
-        tokens=tokens,
-        num_draft_tokens=1,
-        deadline_ms=1e3,
-    )
+    return proposing(session_id, seq, [*base, *tokens], 1, epoch=epoch, base_len=len(base))
 
 
 @pytest.fixture
@@ -109,38 +101,26 @@ def test_need_prefix_is_repeated_too(table: SessionTable, session: Session) -> N
     assert table.admit(message, "r", 0.0) == (None, [expected])
 
 
-def test_a_base_beyond_the_log_names_what_is_agreed(table: SessionTable, session: Session) -> None:
-    accept(table, make_propose(1, [], [2, 3, 4]))
-    session.append(9)  # drafted: not the sender's
-    _, replies = table.admit(make_propose(2, [2, 3, 4, 5, 6], [7]), "r", 0.0)
-    assert replies == [
-        NeedPrefix(session_id="s", seq=2, have_len=2, have_hash=TokenSequence([2, 3]).hash_at(2))
-    ]
-    accept(table, make_propose(3, [2, 3], [4, 5, 6, 7]))
-
-
-def test_rejected_tokens_of_the_right_length_do_not_pass(
-    table: SessionTable, session: Session
+@pytest.mark.parametrize(
+    ("base", "agreed"),
+    [([2, 3, 4, 5, 6], [2, 3]), ([2, 3, 4, 8], [2, 3]), ([7, 7], [])],
+    ids=["beyond the log", "rejected tokens of the right length", "other committed tokens"],
+)
+def test_a_base_that_is_not_held_is_answered_by_what_is_agreed(
+    table: SessionTable, session: Session, base: list[int], agreed: list[int]
 ) -> None:
     accept(table, make_propose(1, [], [2, 3, 4]))
-    session.append(9)
-    _, replies = table.admit(make_propose(2, [2, 3, 4, 8], [7]), "r", 0.0)
-    assert isinstance(replies[0], NeedPrefix)
-    assert replies[0].have_len == 2
-
-
-def test_other_committed_tokens_start_from_nothing(table: SessionTable, session: Session) -> None:
-    accept(table, make_propose(1, [], [2, 3, 4]))
-    _, replies = table.admit(make_propose(2, [7, 7], [7]), "r", 0.0)
-    assert replies == [NeedPrefix(session_id="s", seq=2, have_len=0, have_hash=0)]
+    session.append(9)  # drafted: not the sender's
+    _, replies = table.admit(make_propose(2, base, [7]), "r", 0.0)
+    have_len, have_hash = len(agreed), TokenSequence(agreed).hash_at(len(agreed))
+    expected = NeedPrefix(session_id="s", seq=2, have_len=have_len, have_hash=have_hash)
+    assert replies == [expected]
+    accept(table, make_propose(3, agreed, [4, 5, 6, 7]))
 
 
 def test_a_negative_base_is_a_mismatch(table: SessionTable, session: Session) -> None:
-    message = make_propose(1, [], [2])
-    broken = Propose(
-        **{f: getattr(message, f) for f in message.__struct_fields__} | {"base_len": -1}
-    )
-    _, replies = table.admit(broken, "r", 0.0)
+    message = structs.replace(make_propose(1, [], [2]), base_len=-1)
+    _, replies = table.admit(message, "r", 0.0)
     assert isinstance(replies[0], NeedPrefix)
 
 
