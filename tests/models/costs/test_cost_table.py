@@ -38,25 +38,19 @@ def test_nothing_measured_costs_nothing() -> None:
     assert (table.at(5), table.count_within(1.0), table.is_measured(5)) == (0.0, 0, False)
 
 
-def test_it_gives_back_what_it_was_fed_and_lines_between() -> None:
-    table = table_of({1: 10.0, 4: 16.0, 32: 72.0})
-    assert table.at(1) == pytest.approx(10.0)
-    assert table.at(4) == pytest.approx(16.0)
-    assert table.at(2) == pytest.approx(12.0)
-    assert table.at(18) == pytest.approx(44.0)
-
-
-def test_beyond_the_ends_it_goes_on_along_the_line() -> None:
-    table = table_of({4: 14.0, 8: 18.0})
-    assert table.at(16) == pytest.approx(26.0)
-    assert table.at(2) == pytest.approx(12.0)
-
-
-def test_a_knee_is_kept() -> None:
-    """Rows are free until the processor is busy: one straight line would not show where."""
-    table = table_of({1: 20.0, 8: 20.0, 32: 20.0, 64: 40.0})
-    assert table.at(30) == pytest.approx(20.0)
-    assert table.at(48) == pytest.approx(30.0)
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({1: 10.0, 4: 16.0, 32: 72.0}, {1: 10.0, 2: 12.0, 4: 16.0, 18: 44.0}),
+        ({4: 14.0, 8: 18.0}, {2: 12.0, 16: 26.0}),
+        # Rows are free until the processor is busy: one straight line would not show where.
+        ({1: 20.0, 8: 20.0, 32: 20.0, 64: 40.0}, {30: 20.0, 48: 30.0}),
+    ],
+    ids=["between what it was fed", "beyond the ends", "a knee"],
+)
+def test_it_goes_along_lines(times: dict[int, float], expected: dict[int, float]) -> None:
+    table = table_of(times)
+    assert {count: table.at(count) for count in expected} == pytest.approx(expected)
 
 
 def test_time_never_falls_with_the_count() -> None:
