@@ -11,21 +11,20 @@ from models.engine.draft import DraftEngine
 from models.grammar.masks import MaskSource, NoMaskSource
 from models.protocol.messages import MAX_DRAFT_TOKENS, Failed, Proposal, Sampling
 from models.protocol.token_sequence import TokenSequence
-from tests.cases.messages import opening, proposing
+from tests.cases.target import PROMPT
 from tests.fakes.engines import (
     CONSTRAINT,
     EOS_ID,
     EPOCH,
     VOCAB_SIZE,
     ScriptedMasks,
-    drain,
     make_runner,
     random_prompt,
 )
+from tests.models.engine.asked import AskedDraft, rows_of_passes
 
 pytestmark = pytest.mark.every_engine
 
-PROMPT = random_prompt(1, 12)
 K = 6
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
@@ -36,27 +35,18 @@ SAMPLINGS = {
 }
 
 
-class Asked:
-    """A draft engine that is asked for drafts, and what its passes held."""
+class Guided(AskedDraft):
+    """A draft model that is asked with guesses, and what its passes held."""
 
     def __init__(self, masks: MaskSource | None = None, **limits: Any) -> None:
-        self.engine = DraftEngine(make_runner(**limits), masks or NoMaskSource(), EPOCH)
+        super().__init__(DraftEngine(make_runner(**limits), masks or NoMaskSource(), EPOCH))
         self.passes: list[int] = []  # rows of each
-        forward = self.engine.runner.forward
 
-        def counted(sequences: Sequence[Any], *args: Any) -> Any:
-            self.passes.append(sum(len(each.token_ids) for each in sequences))
-            return forward(sequences, *args)
-
-        self._counted = counted
-
-    def ask(
+    def draft(
         self, sampling: Sampling, ids: Sequence[int], guess: Sequence[int] = (), k: int = K, **terms
     ) -> Proposal:
         self.submit("s", sampling, ids, guess, k, **terms)
-        (reply,) = self.drain()
-        assert isinstance(reply, Proposal)
-        return reply
+        return self.only_proposal()
 
     def submit(
         self,
@@ -67,15 +57,14 @@ class Asked:
         k: int,
         **terms,
     ) -> None:
-        self.engine.submit(opening(name, sampling, len(PROMPT), **terms), "r")
-        session = next(s for s in self.engine.sessions if s.session_id == name)
-        self.engine.submit(proposing(name, session.seq + 1, ids, k, guess=guess), "r")
+        self.open(name, sampling=sampling, **terms)
+        self.send(ids, k, name=name, guess=guess)
 
     def drain(self) -> list:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.engine.runner, "forward", self._counted)
-            replies = drain(self.engine)
-        self.engine.runner.pool.check(self.engine.block_tables())
+            passes = rows_of_passes(self.engine.runner, patch)
+            replies = super().drain()
+        self.passes += map(sum, passes)
         return replies
 
 
@@ -101,18 +90,18 @@ def said(proposal: Proposal) -> tuple:
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_no_guess_changes_the_proposal(name: str, kind: str) -> None:
     sampling = SAMPLINGS[name]
-    plain = Asked().ask(sampling, PROMPT)
+    plain = Guided().draft(sampling, PROMPT)
     assert len(plain.tokens) == K
-    asked = Asked()
-    assert said(asked.ask(sampling, PROMPT, guesses(plain.tokens)[kind])) == said(plain)
+    asked = Guided()
+    assert said(asked.draft(sampling, PROMPT, guesses(plain.tokens)[kind])) == said(plain)
     # The cache goes on as it would have: the next round, over all that was drafted, is the same.
     text = [*PROMPT, *plain.tokens]
-    assert said(asked.ask(sampling, text)) == said(Asked().ask(sampling, text))
+    assert said(asked.draft(sampling, text)) == said(Guided().draft(sampling, text))
 
 
 def test_each_right_token_saves_a_pass() -> None:
-    plain = Asked()
-    tokens = plain.ask(SAMPLINGS["greedy"], PROMPT).tokens
+    plain = Guided()
+    tokens = plain.draft(SAMPLINGS["greedy"], PROMPT).tokens
     assert len(plain.passes) == K
     for kind, num_passes in {
         "right": 1,
@@ -121,8 +110,8 @@ def test_each_right_token_saves_a_pass() -> None:
         "partly": K - 3,
         "too long": 1,
     }.items():
-        asked = Asked()
-        asked.ask(SAMPLINGS["greedy"], PROMPT, guesses(tokens)[kind])
+        asked = Guided()
+        asked.draft(SAMPLINGS["greedy"], PROMPT, guesses(tokens)[kind])
         assert len(asked.passes) == num_passes, kind
     assert asked.passes == [len(PROMPT) + K - 1]  # the last token of the draft needs no row
 
@@ -130,8 +119,8 @@ def test_each_right_token_saves_a_pass() -> None:
 def test_sessions_with_and_without_a_guess_share_their_passes() -> None:
     prompts = {f"s{i}": random_prompt(i, 12) for i in range(4)}
     sampling = SAMPLINGS["sampled"]
-    alone = {name: Asked().ask(sampling, ids).tokens for name, ids in prompts.items()}
-    asked = Asked()
+    alone = {name: Guided().draft(sampling, ids).tokens for name, ids in prompts.items()}
+    asked = Guided()
     for name, ids in prompts.items():  # then all of them are in step
         asked.submit(name, sampling, ids, (), 1)
         asked.drain()
@@ -151,8 +140,8 @@ def test_guesses_obey_the_masks_of_their_positions(name: str, kind: str) -> None
         masks = ScriptedMasks()
         masks.committed["s"] = TokenSequence()
         masks.delay_polls = delay
-        asked = Asked(masks)
-        return said(asked.ask(SAMPLINGS[name], PROMPT, guess, constraint=CONSTRAINT, k=8))
+        asked = Guided(masks)
+        return said(asked.draft(SAMPLINGS[name], PROMPT, guess, constraint=CONSTRAINT, k=8))
 
     plain = ask(())
     tokens = plain[0]
@@ -166,41 +155,43 @@ def test_guesses_obey_the_masks_of_their_positions(name: str, kind: str) -> None
 
 
 def test_an_eos_ends_the_draft_within_a_guess() -> None:
-    tokens = Asked().ask(SAMPLINGS["greedy"], PROMPT).tokens
+    tokens = Guided().draft(SAMPLINGS["greedy"], PROMPT).tokens
     ends = tokens[3]
-    plain = Asked().ask(SAMPLINGS["greedy"], PROMPT, eos_ids=[ends])
-    asked = Asked()
-    guided = asked.ask(SAMPLINGS["greedy"], PROMPT, tokens[:-1], eos_ids=[ends])
+    plain = Guided().draft(SAMPLINGS["greedy"], PROMPT, eos_ids=[ends])
+    asked = Guided()
+    guided = asked.draft(SAMPLINGS["greedy"], PROMPT, tokens[:-1], eos_ids=[ends])
     assert said(guided) == said(plain)
     assert (guided.cut, len(asked.passes)) == ("eos", 1)
 
 
 @pytest.mark.parametrize("room", range(4))
 def test_the_context_ends_the_draft_where_it_did(room: int) -> None:
-    tokens = Asked().ask(SAMPLINGS["greedy"], PROMPT).tokens
+    tokens = Guided().draft(SAMPLINGS["greedy"], PROMPT).tokens
     limit = len(PROMPT) + room
-    plain = Asked(max_model_len=limit).ask(SAMPLINGS["greedy"], PROMPT)
-    assert said(Asked(max_model_len=limit).ask(SAMPLINGS["greedy"], PROMPT, tokens)) == said(plain)
+    plain = Guided(max_model_len=limit).draft(SAMPLINGS["greedy"], PROMPT)
+    assert said(Guided(max_model_len=limit).draft(SAMPLINGS["greedy"], PROMPT, tokens)) == said(
+        plain
+    )
     assert (plain.cut, len(plain.tokens)) == ("context", room)
 
 
 def test_without_room_for_its_rows_the_guess_goes_and_the_draft_stays() -> None:
     prompt = random_prompt(3, 30)
-    tokens = Asked().ask(SAMPLINGS["greedy"], prompt).tokens
-    plain = Asked(kv_cache_tokens=32).ask(SAMPLINGS["greedy"], prompt)
-    asked = Asked(kv_cache_tokens=32)
-    assert said(asked.ask(SAMPLINGS["greedy"], prompt, tokens)) == said(plain)
+    tokens = Guided().draft(SAMPLINGS["greedy"], prompt).tokens
+    plain = Guided(kv_cache_tokens=32).draft(SAMPLINGS["greedy"], prompt)
+    asked = Guided(kv_cache_tokens=32)
+    assert said(asked.draft(SAMPLINGS["greedy"], prompt, tokens)) == said(plain)
     assert len(plain.tokens) == 3
     assert len(asked.passes) == 3
 
 
 def test_a_pass_of_few_rows_shortens_the_guess() -> None:
-    tokens = Asked().ask(SAMPLINGS["greedy"], PROMPT).tokens
-    asked = Asked(max_num_batched_tokens=4)
-    assert asked.ask(SAMPLINGS["greedy"], PROMPT, tokens).tokens == tokens
+    tokens = Guided().draft(SAMPLINGS["greedy"], PROMPT).tokens
+    asked = Guided(max_num_batched_tokens=4)
+    assert asked.draft(SAMPLINGS["greedy"], PROMPT, tokens).tokens == tokens
     assert max(asked.passes) <= 4
-    asked = Asked(max_num_batched_tokens=1)
-    assert asked.ask(SAMPLINGS["greedy"], PROMPT, tokens).tokens == tokens
+    asked = Guided(max_num_batched_tokens=1)
+    assert asked.draft(SAMPLINGS["greedy"], PROMPT, tokens).tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -212,7 +203,7 @@ def test_a_pass_of_few_rows_shortens_the_guess() -> None:
     ],
 )
 def test_a_guess_that_no_draft_can_be_is_refused(guess: list[int], words: str) -> None:
-    asked = Asked()
+    asked = Guided()
     asked.submit("s", SAMPLINGS["greedy"], PROMPT, guess, K)
     (reply,) = asked.drain()
     assert isinstance(reply, Failed)

@@ -21,7 +21,6 @@ from tests.fakes.engines import (
     Client,
     Link,
     ScriptedMasks,
-    drain,
     lowest_third,
     make_draft,
     make_target,
@@ -29,6 +28,7 @@ from tests.fakes.engines import (
     reference_model,
     run_clients,
 )
+from tests.models.engine.asked import TargetOf
 
 pytestmark = pytest.mark.every_engine
 
@@ -76,10 +76,6 @@ def decode(sampling: Sampling, k: int, **limits: Any) -> Client:
     return client
 
 
-def verdicts_of(replies: list[EngineReply]) -> list[Verdict]:
-    return [reply for reply in replies if isinstance(reply, Verdict)]
-
-
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("k", [0, 3])
 def test_logprobs_are_the_models_own(k: int, verification: str) -> None:
@@ -108,33 +104,26 @@ def test_logprobs_do_not_depend_on_the_draft() -> None:
         assert any(verdict.num_accepted for verdict in drafted.verdicts)
 
 
-def test_none_are_sent_where_none_are_asked_for() -> None:
-    engine = make_target()
-    engine.submit(opening("s", Sampling(), len(PROMPT)), "r")
-    engine.submit(verifying("s", 1, PROMPT, [], run_on=2), "r")
-    verdicts = verdicts_of(drain(engine))
+def test_none_are_sent_where_none_are_asked_for(target_of: TargetOf) -> None:
+    verdicts = target_of(sampling=Sampling()).ask(PROMPT, run_on=2)
     assert len(verdicts) == 3
     assert all(verdict.logprobs == verdict.prompt_logprobs == [] for verdict in verdicts)
 
 
-def test_zero_names_the_token_alone() -> None:
-    engine = make_target()
-    engine.submit(opening("s", Sampling(num_logprobs=0), len(PROMPT)), "r")
-    engine.submit(verifying("s", 1, PROMPT, []), "r")
-    [verdict] = verdicts_of(drain(engine))
+def test_zero_names_the_token_alone(target_of: TargetOf) -> None:
+    [verdict] = target_of(sampling=Sampling(num_logprobs=0)).ask(PROMPT)
     [entry] = verdict.logprobs
     assert (entry.token, entry.top) == (verdict.token, ())
 
 
 @pytest.mark.parametrize("num_top", [4, 200])
-def test_of_allowed_tokens_alone(num_top: int) -> None:
+def test_of_allowed_tokens_alone(target_of: TargetOf, num_top: int) -> None:
     """As if the model had no others: rows of a draft too, each by its own mask."""
     sampling = Sampling(temperature=0, num_logprobs=num_top, masks_logprobs=True)
     draft = sorted(lowest_third([]))[:1]
-    engine = make_target(ScriptedMasks())
-    engine.submit(opening("s", sampling, len(PROMPT), constraint=CONSTRAINT), "r")
-    engine.submit(verifying("s", 1, PROMPT, draft, run_on=1), "r")
-    verdicts = verdicts_of(drain(engine))
+    target = target_of(make_target(ScriptedMasks()), sampling=sampling)
+    target.open(constraint=CONSTRAINT, prompt_len=len(PROMPT))
+    verdicts = target.ask(PROMPT, draft, run_on=1)
     text: list[int] = []
     for verdict in verdicts:
         assert len(verdict.logprobs) == verdict.num_accepted + 1
@@ -166,116 +155,94 @@ def of_prompt(verdict: Verdict) -> list[TokenLogprobs]:
     return [unpack(entry) for entry in verdict.prompt_logprobs]
 
 
-def prompt_verdict(prompt: list[int], draft: list[int], **limits: Any) -> Verdict:
-    engine = make_target(**limits)
-    engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
-    engine.submit(verifying("s", 1, prompt, draft, run_on=2), "r")
-    first, *others = verdicts_of(drain(engine))
-    assert all(not verdict.prompt_logprobs for verdict in others)
-    return first
-
-
 @pytest.mark.parametrize("max_num_batched_tokens", [4, 9, 16, 40, 64])
 @pytest.mark.parametrize("num_drafted", [0, 2])
 def test_prompt_logprobs_over_chunks_of_any_size(
-    max_num_batched_tokens: int, num_drafted: int
+    target_of: TargetOf, max_num_batched_tokens: int, num_drafted: int
 ) -> None:
-    verdict = prompt_verdict(
-        PROMPT, [1, 2, 3][:num_drafted], max_num_batched_tokens=max_num_batched_tokens
-    )
-    assert_entries(of_prompt(verdict), PROMPT, 1, 3)
+    target = target_of(sampling=OF_PROMPT, max_num_batched_tokens=max_num_batched_tokens)
+    first, *others = target.ask(PROMPT, [1, 2, 3][:num_drafted], run_on=2)
+    assert_entries(of_prompt(first), PROMPT, 1, 3)
+    assert [verdict.prompt_logprobs for verdict in others] == [[]] * 2
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_a_first_token_has_no_logprob(length: int) -> None:
-    assert len(prompt_verdict(PROMPT[:length], []).prompt_logprobs) == length - 1
+def test_a_first_token_has_no_logprob(target_of: TargetOf, length: int) -> None:
+    (verdict,) = target_of(sampling=OF_PROMPT).ask(PROMPT[:length])
+    assert len(verdict.prompt_logprobs) == length - 1
 
 
-def test_a_pass_never_holds_logits_of_the_whole_prompt() -> None:
-    engine = make_target(max_num_batched_tokens=8)
-    forward, shapes = engine.runner.forward, []
+def test_a_pass_never_holds_logits_of_the_whole_prompt(
+    target_of: TargetOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(sampling=OF_PROMPT, max_num_batched_tokens=8)
+    forward, shapes = target.engine.runner.forward, []
 
     def watched(sequences: list) -> torch.Tensor:
         logits = forward(sequences)
         shapes.append(len(logits))
         return logits
 
-    engine.runner.forward = watched
-    try:
-        engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
-        engine.submit(verifying("s", 1, PROMPT, []), "r")
-        drain(engine)
-    finally:
-        del engine.runner.forward
+    monkeypatch.setattr(target.engine.runner, "forward", watched)
+    target.ask(PROMPT)
     assert max(shapes) <= 8
     assert sum(shapes) == len(PROMPT)
 
 
-def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
+def test_rows_that_are_in_the_cache_are_computed_again_for_them(target_of: TargetOf) -> None:
     """The prefix cache has the KV, but not the logits."""
-    engine = make_target()
-    engine.submit(opening("parent", Sampling(), len(PROMPT)), "r")
-    engine.submit(verifying("parent", 1, PROMPT, []), "r")
-    drain(engine)
+    target = target_of()
+    engine = target.engine
+    target.ask(PROMPT, name="parent")
     assert engine.load().num_cached_blocks == len(PROMPT) // BLOCK
-    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+    target.open(sampling=OF_PROMPT, prompt_len=len(PROMPT))
     (session,) = (one for one in engine.sessions if one.session_id == "s")
     assert session.needs_prompt_logits
-    engine.submit(verifying("s", 1, PROMPT, []), "r")
-    [verdict] = verdicts_of(drain(engine))
+    [verdict] = target.ask(PROMPT)
     assert_entries(of_prompt(verdict), PROMPT, 1, 3)
     assert engine.load().prefix_hits == 0
     assert not session.needs_prompt_logits
 
 
-def test_what_was_gathered_survives_preemption() -> None:
+def test_what_was_gathered_survives_preemption(target_of: TargetOf) -> None:
     prompt = random_prompt(8, 60)
-    engine = make_target(max_num_batched_tokens=16, kv_cache_tokens=256)
-    engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
-    engine.submit(verifying("s", 1, prompt, []), "r")
-    engine.step()
-    engine.step()
-    (session,) = (one for one in engine.sessions if one.session_id == "s")
+    target = target_of(sampling=OF_PROMPT, max_num_batched_tokens=16, kv_cache_tokens=256)
+    target.send(prompt)
+    target.step()
+    target.step()
+    (session,) = target.engine.sessions
     gathered = list(session.prompt_logprobs)
     assert 0 < len(gathered) < 59
     session.release_blocks()  # as the planner does when an older session needs them
-    [verdict] = verdicts_of(drain(engine))
+    [verdict] = target.drain()
     assert verdict.prompt_logprobs[: len(gathered)] == gathered
     assert_entries(of_prompt(verdict), prompt, 1, 3)
 
 
-def test_they_come_again_until_the_sender_has_them_and_never_later() -> None:
-    engine = make_target()
-    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
-    engine.submit(verifying("s", 1, PROMPT, []), "r")
-    [first] = verdicts_of(drain(engine))
-    engine.submit(verifying("s", 1, PROMPT, []), "r")  # a repeat of the message
-    assert drain(engine) == [first]
-    engine.submit(verifying("s", 2, PROMPT, []), "r")  # the answer was lost with the link
-    [again] = verdicts_of(drain(engine))
+def test_they_come_again_until_the_sender_has_them_and_never_later(target_of: TargetOf) -> None:
+    target = target_of(sampling=OF_PROMPT)
+    [first] = target.ask(PROMPT)
+    assert target.ask(PROMPT, seq=1) == [first]  # a repeat of the message
+    [again] = target.ask(PROMPT)  # the answer was lost with the link
     assert again.prompt_logprobs == first.prompt_logprobs != []
-    engine.submit(verifying("s", 3, [*PROMPT, first.token], []), "r")
-    [later] = verdicts_of(drain(engine))
+    [later] = target.ask([*PROMPT, first.token])
     assert later.prompt_logprobs == []
 
 
-def test_a_replica_that_takes_over_is_not_asked_for_them() -> None:
+def test_a_replica_that_takes_over_is_not_asked_for_them(target_of: TargetOf) -> None:
     """Its first message has generated tokens, so the sender has the prompt's logprobs."""
-    engine = make_target(max_num_batched_tokens=8)
-    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
-    engine.submit(verifying("s", 5, [*PROMPT, 7, 8], []), "r")
-    [verdict] = verdicts_of(drain(engine))
+    target = target_of(sampling=OF_PROMPT, max_num_batched_tokens=8)
+    target.open(prompt_len=len(PROMPT))
+    [verdict] = target.ask([*PROMPT, 7, 8], seq=5)
     assert verdict.prompt_logprobs == []
 
 
-def test_another_prompt_under_the_same_id_starts_again() -> None:
-    engine = make_target(max_num_batched_tokens=16)
-    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
-    engine.submit(verifying("s", 1, PROMPT, []), "r")
-    engine.step()
+def test_another_prompt_under_the_same_id_starts_again(target_of: TargetOf) -> None:
+    target = target_of(sampling=OF_PROMPT, max_num_batched_tokens=16)
+    target.send(PROMPT)
+    target.step()
     other = [*PROMPT[:7], *random_prompt(9, 34)]
-    engine.submit(verifying("s", 2, other, []), "r")
-    [verdict] = verdicts_of(drain(engine))
+    [verdict] = target.ask(other)
     assert_entries(of_prompt(verdict), other, 1, 3)
 
 
@@ -311,17 +278,17 @@ def test_a_link_that_loses_messages_loses_no_logprobs(seed: int) -> None:
         assert all(not verdict.prompt_logprobs for verdict in client.verdicts[1:])
 
 
-def test_terms_and_entries_travel_as_they_are() -> None:
-    engine = make_target()
+def test_terms_and_entries_travel_as_they_are(target_of: TargetOf) -> None:
+    target = target_of()
     terms = msgspec.structs.replace(
         SEEDED, num_prompt_logprobs=2, logit_bias=((3, 1.5),), min_tokens=2, bad_words=((1, 2),)
     )
     opened = opening("s", terms, len(PROMPT))
     wire = msgspec.msgpack.encode([opened])
     assert msgspec.msgpack.decode(wire, type=list[EngineRequest]) == [opened]
-    engine.submit(opened, "r")
-    engine.submit(verifying("s", 1, PROMPT, []), "r")
-    replies = drain(engine)
+    target.engine.submit(opened, "r")
+    target.engine.submit(verifying("s", 1, PROMPT, []), "r")
+    replies = target.drain()
     assert (
         msgspec.msgpack.decode(msgspec.msgpack.encode(replies), type=list[EngineReply]) == replies
     )

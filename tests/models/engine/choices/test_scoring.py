@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import LlamaForCausalLM
 
 from models.engine.choices.scoring import draw_choice
 from models.engine.choices.tree import ChoiceTree, Step
 from models.protocol.messages import Chosen, Sampling
 from tests.cases.choices.lists import CHOICES, choosing, enumerated, normalised
-from tests.cases.target import close_all, submit_open
-from tests.fakes.engines import EOS_ID, drain, make_target, random_prompt, tiny_checkpoint
+from tests.cases.distribution import Case, reference_probs
+from tests.fakes.engines import EOS_ID, random_prompt, reference_model
+from tests.models.engine.asked import TargetOf
 
 pytestmark = pytest.mark.every_engine
 
@@ -36,34 +36,24 @@ TERMS = Sampling(
 )
 
 
-def test_weights_have_the_terms_of_the_request() -> None:
-    model = LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
+def test_weights_have_the_terms_of_the_request(target_of: TargetOf) -> None:
+    terms = msgspec.structs.replace(TERMS, temperature=1.0, top_p=1.0, top_k=0)
 
     def processed(ids: list[int]) -> list[float]:
-        """The definitions in numpy, a row at a time."""
         with torch.inference_mode():
-            scores = model(torch.tensor([ids])).logits[0, -1].double().numpy()
-        for token, bias in TERMS.logit_bias:
-            scores[token] += bias
-        generated = ids[len(PROMPT) :]
-        for token in set(ids):
-            factor = TERMS.repetition_penalty
-            scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
-        for token in set(generated):
-            scores[token] -= TERMS.frequency_penalty * generated.count(token)
-            scores[token] -= TERMS.presence_penalty
-        return list(scores - np.logaddexp.reduce(scores))
+            logits = reference_model()(torch.tensor([ids])).logits[0, -1].numpy()
+        case = Case(terms, prompt=tuple(PROMPT))
+        return list(np.log(reference_probs(logits, case, ids[len(PROMPT) :])))
 
     choices = [*CHOICES, [3, 3, 3], [PROMPT[0], PROMPT[1]]]
-    engine = make_target(max_num_batched_tokens=256)
-    submit_open(engine, sampling=TERMS, prompt_len=len(PROMPT))
-    engine.submit(choosing("s", 1, PROMPT, choices), "r")
-    (reply,) = drain(engine)
+    target = target_of(max_num_batched_tokens=256)
+    target.open(sampling=TERMS, prompt_len=len(PROMPT))
+    target.engine.submit(choosing("s", 1, PROMPT, choices), "r")
+    (reply,) = target.drain()
     assert isinstance(reply, Chosen)
     assert reply.logprobs == pytest.approx(
         enumerated(PROMPT, choices, [EOS_ID], processed), abs=3e-4
     )
-    close_all(engine)
 
 
 def draws(sampling: Sampling, position: int = 7) -> list[int]:

@@ -9,13 +9,13 @@ import pytest
 
 from models.engine.draft import DraftEngine
 from models.engine.drafting.chain import ChainLink, is_chainable, reserve_chain
-from models.engine.runner import ModelRunner
 from models.grammar.masks import MaskSource, NoMaskSource
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Proposal, Sampling
 from models.protocol.token_sequence import TokenSequence
 from tests.cases.kv_tokens import num_kv_tokens
-from tests.cases.messages import opening, proposing
+from tests.cases.messages import opening
+from tests.cases.target import GREEDY, PROMPT
 from tests.fakes.engines import (
     CONSTRAINT,
     EPOCH,
@@ -23,15 +23,13 @@ from tests.fakes.engines import (
     FakeClock,
     Link,
     ScriptedMasks,
-    drain,
     make_runner,
     make_target,
     random_prompt,
     reference_greedy,
     run_clients,
 )
-
-GREEDY = Sampling(temperature=0)
+from tests.models.engine.asked import AskedDraft, DraftOf, rows_of_passes
 
 
 def engine(
@@ -49,26 +47,13 @@ def engine(
     return made
 
 
-def count_passes(runner: ModelRunner, patch: pytest.MonkeyPatch) -> list[int]:
-    """Appends the number of sessions of every pass."""
-    counts: list[int] = []
-    forward = runner.forward
-
-    def counted(sequences, *args):
-        counts.append(len(sequences))
-        return forward(sequences, *args)
-
-    patch.setattr(runner, "forward", counted)
-    return counts
-
-
 def proposals(drafter: DraftEngine, asked: list[tuple[str, Sampling, list[int], int]]) -> dict:
-    for session_id, sampling, prompt, k in asked:
-        drafter.submit(opening(session_id, sampling, len(prompt)), "r")
-        drafter.submit(proposing(session_id, 1, prompt, k), "r")
-    replies = drain(drafter)
+    draft = AskedDraft(drafter)
+    for name, sampling, prompt, k in asked:
+        draft.open(name, sampling=sampling, prompt_len=len(prompt))
+        draft.send(prompt, k, name=name)
+    replies = draft.drain()
     assert all(isinstance(reply, Proposal) for reply in replies)
-    drafter.runner.pool.check(drafter.block_tables())
     return {reply.session_id: reply for reply in replies}
 
 
@@ -94,92 +79,80 @@ def test_a_chain_draws_what_steps_draw(name: str):
     assert [len(drafted[1][f"s{i}"]) for i in range(4)] == [1, 4, 4, 7]
 
 
-def test_one_engine_step_is_one_chain(monkeypatch: pytest.MonkeyPatch):
-    drafter = engine(chains=True)
-    counts = count_passes(drafter.runner, monkeypatch)
-    prompt = random_prompt(1, 12)
-    drafter.submit(opening("s", GREEDY, 12), "r")
-    drafter.submit(proposing("s", 1, prompt, 6), "r")
-    ((_, reply),) = drafter.step()
-    assert counts == [1] * 6
-    assert reply.tokens == reference_greedy(prompt, 6)
+def test_one_engine_step_is_one_chain(draft_of: DraftOf, monkeypatch: pytest.MonkeyPatch):
+    draft = draft_of(engine(chains=True))
+    passes = rows_of_passes(draft.engine.runner, monkeypatch)
+    draft.send(PROMPT, 6)
+    (reply,) = draft.step()
+    assert passes == [[12], *[[1]] * 5]
+    assert reply.tokens == reference_greedy(PROMPT, 6)
     assert reply.timing.pass_ms > 0
-    assert num_kv_tokens(drafter) == 12 + 5  # as after six single steps
+    assert num_kv_tokens(draft.engine) == 12 + 5  # as after six single steps
 
 
-def test_the_next_round_goes_on_from_a_chain():
-    drafter = engine(chains=True)
-    prompt = random_prompt(1, 12)
-    text = reference_greedy(prompt, 9)
-    drafter.submit(opening("s", GREEDY, 12), "r")
-    drafter.submit(proposing("s", 1, prompt, 4), "r")
-    (first,) = drain(drafter)
-    assert first.tokens == text[:4]
-    drafter.submit(proposing("s", 2, [*prompt, *text[:5]], 4, base_len=12 + 4), "r")
-    (second,) = drain(drafter)
-    assert second.tokens == text[5:9]
+def test_the_next_round_goes_on_from_a_chain(draft_of: DraftOf):
+    draft = draft_of(engine(chains=True))
+    text = reference_greedy(PROMPT, 9)
+    assert draft.ask(PROMPT, 4).tokens == text[:4]
+    assert draft.ask([*PROMPT, *text[:5]], 4, base_len=12 + 4).tokens == text[5:9]
 
 
-def test_what_chains_compute_is_found_by_others():
-    drafter = engine(chains=True)
-    prompt = random_prompt(1, 12)
-    text = reference_greedy(prompt, 9)
-    for seq, length in enumerate((12, 17, 21), start=1):
-        drafter.submit(opening("s", GREEDY, 12), "r")
-        drafter.submit(proposing("s", seq, [*prompt, *text][:length], 3), "r")
-        drain(drafter)
+def test_what_chains_compute_is_found_by_others(draft_of: DraftOf):
+    draft = draft_of(engine(chains=True))
+    text = [*PROMPT, *reference_greedy(PROMPT, 9)]
+    for length in (12, 17, 21):
+        draft.ask(text[:length], 3)
         # What a draft guessed is not among it: of the second round's block, its last four rows.
-        assert drafter.load().num_cached_blocks == length // 16
-    proposals(drafter, [("other", GREEDY, [*prompt, *text], 3)])
-    assert drafter.load().prefix_hits == 16
+        assert draft.engine.load().num_cached_blocks == length // 16
+    draft.ask(text, 3, name="other")
+    assert draft.engine.load().prefix_hits == 16
 
 
 def test_who_awaits_a_prompt_that_a_chain_computes_finds_it(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True, max_num_batched_tokens=256)
-    counts = count_passes(drafter.runner, monkeypatch)
+    passes = rows_of_passes(drafter.runner, monkeypatch)
     prompt = random_prompt(1, 150)
     asked = [("first", GREEDY, prompt, 3), ("same", GREEDY, prompt, 3)]
     drafted = proposals(drafter, asked)
     assert drafted["first"].tokens == drafted["same"].tokens
-    assert counts == [1] * 6
+    assert list(map(len, passes)) == [1] * 6
     assert drafter.load().prefix_hits == 144
 
 
 def test_a_full_pool_shortens_the_chain(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True, kv_cache_tokens=32)
-    counts = count_passes(drafter.runner, monkeypatch)
+    passes = rows_of_passes(drafter.runner, monkeypatch)
     reply = proposals(drafter, [("s", GREEDY, random_prompt(3, 30), 6)])["s"]
     expected = reference_greedy(random_prompt(3, 30), 6)
     assert reply.tokens == expected[: len(reply.tokens)]
     assert (len(reply.tokens), reply.cut) == (3, "context")
-    assert len(counts) == 3
+    assert len(passes) == 3
 
 
-def test_constrained_sessions_are_drafted_step_by_step(monkeypatch: pytest.MonkeyPatch):
+def test_constrained_sessions_are_drafted_step_by_step(
+    draft_of: DraftOf, monkeypatch: pytest.MonkeyPatch
+):
     masks = ScriptedMasks()
     masks.committed["c"] = TokenSequence()
-    drafter = engine(chains=True, masks=masks)
-    counts = count_passes(drafter.runner, monkeypatch)
+    draft = draft_of(engine(chains=True, masks=masks))
+    passes = rows_of_passes(draft.engine.runner, monkeypatch)
     prompt = random_prompt(4, 9)
-    drafter.submit(opening("c", GREEDY, 9, constraint=CONSTRAINT), "r")
-    drafter.submit(opening("u", GREEDY, 9), "r")
-    drafter.submit(proposing("c", 1, prompt, 3), "r")
-    drafter.submit(proposing("u", 1, prompt, 5), "r")
-    by_id = {reply.session_id: reply for reply in drain(drafter)}
+    draft.open("c", constraint=CONSTRAINT, prompt_len=9)
+    draft.send(prompt, 3, name="c")
+    draft.send(prompt, 5, name="u")
+    by_id = {reply.session_id: reply for reply in draft.drain()}
     assert [token % 3 for token in by_id["c"].tokens] == [0, 1, 2]
     assert by_id["u"].tokens == reference_greedy(prompt, 5)
-    assert counts == [2, 2, 2, 1, 1]
+    assert list(map(len, passes)) == [2, 2, 2, 1, 1]
 
 
-def test_a_deadline_bounds_the_chain(monkeypatch: pytest.MonkeyPatch):
-    clock = FakeClock()
-    drafter = engine(chains=True, clock=clock)
-    counts = count_passes(drafter.runner, monkeypatch)
-    drafter._step_s = 0.010
-    drafter.submit(opening("s", GREEDY, 12), "r")
-    drafter.submit(proposing("s", 1, random_prompt(1, 12), 9, deadline_ms=35), "r")
-    assert drafter.step() == []
-    assert len(counts) == 3
+def test_a_deadline_bounds_the_chain(draft_of: DraftOf, monkeypatch: pytest.MonkeyPatch):
+    draft = draft_of(engine(chains=True, clock=FakeClock()))
+    passes = rows_of_passes(draft.engine.runner, monkeypatch)
+    draft.engine._step_s = 0.010
+    draft.send(PROMPT, 9, deadline_ms=35)
+    assert draft.step() == []
+    assert len(passes) == 3
 
 
 @pytest.mark.parametrize(
