@@ -32,5 +32,6 @@ def proposal(
 
 def verdict(num_accepted: int = 0, token: int = 1, **changes: Any) -> Verdict:
     """Make a verdict, the only one on its message but for what `changes` say."""
-    fields = {"session_id": "s", "seq": 1, "part": 0, "is_last": True, "timing": TIMING} | changes
+    usual: dict[str, Any] = {"session_id": "s", "seq": 1, "part": 0, "is_last": True}
+    fields = usual | {"timing": TIMING} | changes
     return Verdict(num_accepted=num_accepted, token=token, **fields)

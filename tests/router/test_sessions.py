@@ -1,26 +1,20 @@
-"""Engine and target sessions over a link that loses, doubles, delays and reorders."""
+"""Requests to a router: over links that lose messages, beside known answers, near what is like."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from models.protocol.errors import ContextTooLong, InvalidRequest, MaskUnavailable
-from models.protocol.messages import EngineReply, EngineRequest, Failed, Open, Sampling, Verify
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.errors import ContextTooLong, InvalidRequest
+from models.protocol.messages import Sampling
 from router.drafters.draft_model import POOL
 from router.limits import SessionLimits, SpeculationLimits
 from router.lookahead.session import open_lookahead
-from router.remote.engine import EngineClient
-from router.remote.target import RemoteVerifier
 from router.services import Services
 from router.types import GenerationRequest, LookaheadSettings, SpeculationSettings
 from tests.fakes.pools import ScriptedPool
-from tests.fakes.router import AnsweringEngine, LetterDetokenizer, continuation, letters
-from tests.fakes.sessions import NO_LOOKUP, OPENING, PROMPT, Front, asked
+from tests.fakes.router import LetterDetokenizer, continuation, letters
+from tests.fakes.sessions import NO_LOOKUP, PROMPT, Front, asked
 from tests.router.remote.test_losses import ScoringProcess
-from tests.router.replies import verdict
 
 LIMITS = SessionLimits(
     queue_wait_s=1.0,
@@ -125,43 +119,6 @@ async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
 async def test_senseless_requests_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field.removesuffix("_ids")):
         await front_of(ScriptedPool(), None).run(asked(**{field: value}))
-
-
-async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> None:
-    def first_part_only(message: EngineRequest) -> list[EngineReply] | None:
-        if not isinstance(message, Verify):
-            return None
-        return [verdict(seq=message.seq, is_last=False)]
-
-    target = ScriptedPool()
-    target.process = AnsweringEngine(first_part_only)
-    session = RemoteVerifier(EngineClient(target, OPENING, LIMITS), LIMITS)
-    async with asyncio.timeout(5 * LIMITS.token_gap_s):
-        parts = [said.part async for said in session.verify(TokenSequence(PROMPT), [], 3)]
-    assert parts == [0]
-
-
-async def test_after_missing_masks_the_session_is_opened_again() -> None:
-    """An `Open` that named a newer constraint replica may have been lost."""
-    num_failures = 1
-
-    def without_masks(message: EngineRequest) -> list[EngineReply] | None:
-        nonlocal num_failures
-        if not isinstance(message, Verify) or num_failures == 0:
-            return None
-        num_failures -= 1
-        failed = Failed(session_id="s", seq=message.seq, code="mask_unavailable", message="none")
-        return [failed]
-
-    target = ScriptedPool()
-    target.process = engine = AnsweringEngine(without_masks)
-    session = RemoteVerifier(EngineClient(target, OPENING, LIMITS), LIMITS)
-    committed = TokenSequence(PROMPT)
-    with pytest.raises(MaskUnavailable):
-        _ = [said async for said in session.verify(committed, [], 0)]
-    verdicts = [said async for said in session.verify(committed, [], 0)]
-    assert len(verdicts) == 1
-    assert [type(message) for message in engine.received] == [Open, Verify, Open, Verify]
 
 
 class PlacedScriptedPool(ScriptedPool):
