@@ -10,7 +10,6 @@ from models.demo import train
 from models.demo.data.mixture import CONCEPTS, Mixture
 from models.demo.training.training import Shape, new_model, save_checkpoint
 
-SHIPPED = Path(__file__).parents[3] / "models" / "demo"
 TINY = Shape(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16)
 
 
@@ -45,6 +44,19 @@ def test_two_steps_write_loadable_checkpoints_and_resume(tmp_path: Path) -> None
     assert len(torch.load(tmp_path / "work" / "target.pt")["losses"]) == 3
 
 
+@pytest.fixture
+def start(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    """A tiny pair with random weights and the shipped tokenizer."""
+    for seed, name in enumerate(("target", "draft")):
+        save_checkpoint(new_model(TINY, tokenizer, seed), tokenizer, tmp_path / "start" / name)
+    return tmp_path / "start"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    return found
+
+
 def test_a_source_of_text_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train"])
     with pytest.raises(SystemExit):
@@ -59,10 +71,7 @@ def test_training_goes_on_from_the_weights_and_tokens_of_a_pair(tmp_path: Path) 
     on = replace(plan(tmp_path / "second", num_steps=0), num_draft_steps=0, start=first.out)
     train.make_pair(on, mixture)
     for name in ("target", "draft"):
-        one, other = (
-            AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
-            for folder in (first.out, on.out)
-        )
+        one, other = (weights(folder / name) for folder in (first.out, on.out))
         assert all(torch.equal(one[key], other[key]) for key in one)
         files = [folder / name / "tokenizer.json" for folder in (first.out, on.out)]
         assert files[0].read_bytes() == files[1].read_bytes()
@@ -71,13 +80,10 @@ def test_training_goes_on_from_the_weights_and_tokens_of_a_pair(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_draft_of_another_size_and_family_begins_beside_a_pair(
-    tmp_path: Path, is_new: bool
+    tmp_path: Path, start: Path, tokenizer: PreTrainedTokenizerFast, is_new: bool
 ) -> None:
     """With random weights of a shape, or as another checkpoint; the target stays what it was."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED / "target")
-    start, wide = tmp_path / "start", replace(TINY, hidden_size=32)
-    for seed, name in enumerate(("target", "draft")):
-        save_checkpoint(new_model(TINY, tokenizer, seed), tokenizer, start / name)
+    wide = replace(TINY, hidden_size=32)
     other = new_model(wide, tokenizer, 3)
     save_checkpoint(other, tokenizer, tmp_path / "other")
     asked = replace(
@@ -101,20 +107,15 @@ def test_a_draft_of_another_size_and_family_begins_beside_a_pair(
 
 
 @pytest.mark.slow
-def test_another_task_is_learnt_from_a_pair(tmp_path: Path) -> None:
+def test_another_task_is_learnt_from_a_pair(
+    tmp_path: Path, start: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """Both models learn, and what is sampled for the draft is of the task alone."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED / "target")
-    start = tmp_path / "start"
-    for seed, name in enumerate(("target", "draft")):
-        save_checkpoint(new_model(TINY, tokenizer, seed), tokenizer, start / name)
     asked = replace(plan(tmp_path, num_steps=1), start=start)
     train.make_pair(asked, Mixture.load(None, task=CONCEPTS))
     samples = [str(tokenizer.decode(ids)) for ids, _ in torch.load(asked.work / "samples.pt")]
     assert samples
     assert all(text.startswith("<|user|>Write one sentence with: ") for text in samples)
     for name in ("target", "draft"):
-        one, other = (
-            AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
-            for folder in (start, asked.out)
-        )
+        one, other = (weights(folder / name) for folder in (start, asked.out))
         assert any(not torch.equal(one[key], other[key]) for key in one)

@@ -2,23 +2,20 @@ import ast
 import random
 
 from models.demo.data.code import make_code
-from models.demo.data.words import load_pools
-
-POOLS = load_pools(None, held_out=False)
+from models.demo.data.words import Pools
 
 
-def test_answers_are_one_valid_function() -> None:
+def test_answers_are_one_valid_function(pools: Pools) -> None:
     rng = random.Random(1)
     for _ in range(500):
-        body = ast.parse(make_code(rng, POOLS).answer).body
+        body = ast.parse(make_code(rng, pools).answer).body
         assert [type(node) for node in body] == [ast.FunctionDef]
 
 
-def test_names_in_the_request_are_used() -> None:
+def test_names_in_the_request_are_used(pools: Pools) -> None:
     rng = random.Random(2)
-    named = [
-        chat for chat in (make_code(rng, POOLS) for _ in range(300)) if " Call it " in chat.prompt
-    ]
+    chats = [make_code(rng, pools) for _ in range(300)]
+    named = [chat for chat in chats if " Call it " in chat.prompt]
     assert named
     for chat in named:
         name = chat.turns[0][1].rpartition(" ")[2].rstrip(".")

@@ -9,11 +9,6 @@ from models.demo.data.records import KINDS, make_record
 from models.demo.data.words import Pools, is_held_out, load_pools
 
 
-@pytest.fixture(scope="module")
-def pools() -> Pools:
-    return load_pools(None, held_out=False)
-
-
 def strings_in(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]

@@ -1,5 +1,4 @@
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,17 +7,10 @@ from transformers import PreTrainedTokenizerFast
 from models.demo.data.mixture import CONCEPTS, KINDS, SHARES, TASKS, Mixture, encode, make_batch
 from models.demo.data.words import GLUED_WORDS, is_held_out, made_up
 
-SHIPPED = Path(__file__).parents[4] / "models" / "demo" / "target"
-
 
 @pytest.fixture(scope="module")
 def mixture() -> Mixture:
     return Mixture.load(None)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(SHIPPED)
 
 
 def test_batches_depend_on_seed_and_step_alone(

@@ -2,7 +2,7 @@ import random
 from datetime import date
 
 from models.demo.data.tasks import make_date_task, make_short_task
-from models.demo.data.words import load_pools
+from models.demo.data.words import Pools
 
 
 def test_dates_are_real_and_iso() -> None:
@@ -11,9 +11,8 @@ def test_dates_are_real_and_iso() -> None:
         assert date.fromisoformat(make_date_task(rng).answer).year >= 1990
 
 
-def test_repeat_tasks_copy() -> None:
+def test_repeat_tasks_copy(pools: Pools) -> None:
     rng = random.Random(2)
-    pools = load_pools(None, held_out=False)
     chats = [make_short_task(rng, pools) for _ in range(200)]
     repeats = [chat for chat in chats if chat.turns[0][1].startswith("Repeat: ")]
     assert repeats

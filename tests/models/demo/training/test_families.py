@@ -1,3 +1,7 @@
+"""Models that go on as another: deeper, in the parts of another family, from a checkpoint."""
+
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
@@ -13,14 +17,22 @@ from models.demo.training.training import (
     save_checkpoint,
 )
 
-SHIPPED = Path(__file__).parents[4] / "models" / "demo" / "target"
 TINY = Shape(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(SHIPPED)
-    return loaded
+def test_a_deeper_model_begins_as_the_one_it_came_from_and_learns(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    model = new_model(TINY, tokenizer, seed=1)
+    deeper = deepened(model, 4, seed=2)
+    ids = torch.randint(5, 4000, (2, 30), generator=torch.Generator().manual_seed(3))
+    assert deeper.config.num_hidden_layers == 4
+    assert torch.equal(model(ids).logits, deeper(ids).logits)
+    deeper(ids).logits.sum().backward()
+    added = deeper.model.layers[1].self_attn.o_proj.weight
+    assert added.grad is not None
+    assert added.grad.abs().sum() > 0
+    assert deepened(model, 2, seed=2) is model, "it is deep enough"
 
 
 def test_a_llama_in_qwen2s_parts_says_the_same_and_its_biases_learn(

@@ -1,25 +1,21 @@
 import random
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from models.demo.data.chat import ask
-from models.demo.data.words import GLUED_WORDS, load_pools, random_word
+from models.demo.data.words import GLUED_WORDS, Pools, load_pools, random_word
 from models.demo.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
 
-SHIPPED = Path(__file__).parents[4] / "models" / "demo" / "target"
+Pieces = Callable[[str], list[str]]
 
 
-@cache
-def shipped() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(SHIPPED)
-
-
-def tokens_of(text: str) -> list[str]:
-    tokenizer = shipped()
-    return [tokenizer.decode([token_id]) for token_id in tokenizer(text)["input_ids"]]
+@pytest.fixture
+def tokens_of(tokenizer: PreTrainedTokenizerFast) -> Pieces:
+    """The tokens of a text, as texts."""
+    return lambda text: [tokenizer.decode([token_id]) for token_id in tokenizer(text)["input_ids"]]
 
 
 @pytest.mark.parametrize(
@@ -35,23 +31,23 @@ def tokens_of(text: str) -> list[str]:
         "\x00\x7f control",
     ],
 )
-def test_round_trip(text: str) -> None:
-    assert shipped().decode(shipped()(text)["input_ids"]) == text
+def test_round_trip(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_vocabulary_is_full_and_ids_are_dense() -> None:
-    assert sorted(shipped().get_vocab().values()) == list(range(VOCAB_SIZE))
+def test_vocabulary_is_full_and_ids_are_dense(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
 
 
-def test_every_digit_stands_alone() -> None:
+def test_every_digit_stands_alone(tokens_of: Pieces, tokenizer: PreTrainedTokenizerFast) -> None:
     assert [token for token in tokens_of("$1250.99 on 2027-03-12") if token.strip().isdigit()] == [
         *"125099",
         *"20270312",
     ]
-    assert not [token for token in shipped().get_vocab() if sum(map(str.isdigit, token)) > 1]
+    assert not [token for token in tokenizer.get_vocab() if sum(map(str.isdigit, token)) > 1]
 
 
-def test_words_copy_token_for_token_from_prose_to_json() -> None:
+def test_words_copy_token_for_token_from_prose_to_json(tokens_of: Pieces) -> None:
     rng = random.Random(3)
     pools = load_pools(None, held_out=True)
     words = [*pools.first_names, *pools.last_names, *pools.cities, *pools.items]
@@ -65,33 +61,34 @@ def test_words_copy_token_for_token_from_prose_to_json() -> None:
         assert record[3 : 3 + len(alone)] == alone, word
 
 
-def test_json_separators_are_single_tokens() -> None:
+def test_json_separators_are_single_tokens(tokens_of: Pieces) -> None:
     assert tokens_of('{"a": "b", "c": 1, "d": "e"}')[:5] == ['{"', "a", '": "', "b", '", "']
 
 
-def test_frequent_words_keep_their_space() -> None:
+def test_frequent_words_keep_their_space(tokens_of: Pieces, pools: Pools) -> None:
     assert tokens_of("Tom and Lily")[1] == " and"
     assert tokens_of("Tom andrew")[1] == " "
-    pools = load_pools(None, held_out=False)
     firsts = {text.split()[0] for text in (*pools.items, *pools.first_names, *pools.cities)}
     assert not firsts & set(GLUED_WORDS)
 
 
-def test_template_renders_what_training_saw() -> None:
+def test_template_renders_what_training_saw(tokenizer: PreTrainedTokenizerFast) -> None:
     chat = ask("Say hello.", "Hello!", system="Be kind.")
     messages = [{"role": role, "content": content} for role, content in chat.turns[:-1]]
-    shown = shipped().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert shown == chat.prompt
 
 
-def test_saved_folder_loads_as_auto_tokenizer(tmp_path: Path) -> None:
-    save_tokenizer(shipped(), tmp_path)
+def test_saved_folder_loads_as_auto_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    save_tokenizer(tokenizer, tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "<|user|>Say hello.<|end|><|assistant|>"
-    assert loaded(text)["input_ids"] == shipped()(text)["input_ids"]
+    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert (loaded.eos_token, loaded.pad_token) == ("<|end|>", "<|pad|>")
     assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == "Say hello."
-    assert loaded.chat_template == shipped().chat_template
+    assert loaded.chat_template == tokenizer.chat_template
 
 
 def test_too_little_text_is_refused() -> None:
