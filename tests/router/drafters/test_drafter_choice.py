@@ -13,7 +13,6 @@ from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import choose_drafters, draft_sampling, fixed_length
 from router.drafters.draft_model import DRAFT_MODEL, POOL
 from router.drafters.ngram import NGRAM, NgramDrafter
-from router.drafters.registry import DRAFTERS
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.limits import SpeculationLimits
 from router.ports import Drafter
@@ -21,44 +20,41 @@ from router.types import GenerationRequest, SpeculationSettings
 from tests.fakes.router import ScriptedDrafter, alone, continuation
 
 
-def first_choice(
-    wanted: SpeculationSettings, allowed: SpeculationLimits, *, has_draft_model: bool
-) -> str | None:
+def chosen(
+    wanted: SpeculationSettings, allowed: SpeculationLimits, *, has_draft_model: bool = True
+) -> list[str]:
+    """Return who drafts, by name, and who fills in for it."""
     kinds = choose_drafters(wanted, allowed, [POOL] if has_draft_model else [])
-    return kinds[0].name if kinds else None
+    return [kind.name for kind in kinds]
 
 
-FREE = {  # the free drafter that is preferred, by tree depth and longest n-gram
-    (24, 4): "suffix",
-    (24, 0): "suffix",
-    (0, 4): "ngram",
-    (0, 0): None,
+FREE: dict[tuple[int, int], list[str]] = {  # the preferred one, by tree depth and longest n-gram
+    (24, 4): ["suffix"],
+    (24, 0): ["suffix"],
+    (0, 4): ["ngram"],
+    (0, 0): [],
 }
-
-
-def limits_of(depth: int, lookup_max: int, method: str | None = None) -> SpeculationLimits:
-    return SpeculationLimits(
-        method=method, prompt_lookup_max=lookup_max, suffix_decoding_max_tree_depth=depth
-    )
 
 
 @pytest.mark.parametrize(("depth", "lookup_max"), FREE)
 @pytest.mark.parametrize("has_model", [False, True])
 @pytest.mark.parametrize("method", [None, "draft_model", "suffix"])
-def test_without_a_wish_the_deployment_chooses(
+def test_without_a_wish_the_deployment_chooses_and_one_free_drafter_fills_in(
     method: str | None, has_model: bool, depth: int, lookup_max: int
 ) -> None:
-    allowed = limits_of(depth, lookup_max, method)
-    chosen = first_choice(SpeculationSettings(), allowed, has_draft_model=has_model)
-    free = FREE[depth, lookup_max]
-    assert chosen == ("draft_model" if has_model and method != "suffix" else free)
+    allowed = SpeculationLimits(
+        method=method, prompt_lookup_max=lookup_max, suffix_decoding_max_tree_depth=depth
+    )
+    found = chosen(SpeculationSettings(), allowed, has_draft_model=has_model)
+    model = ["draft_model"] if has_model and method != "suffix" else []
+    assert found == model + FREE[depth, lookup_max]
 
 
 @pytest.mark.parametrize("method", [None, "draft_model", "suffix", "ngram"])
 @pytest.mark.parametrize("wish", ["draft_model", "suffix", "ngram"])
 def test_a_request_may_choose(wish: str, method: str | None) -> None:
-    wanted = SpeculationSettings(drafter=wish)
-    assert first_choice(wanted, SpeculationLimits(method=method), has_draft_model=True) == wish
+    found = chosen(SpeculationSettings(drafter=wish), SpeculationLimits(method=method))
+    assert found == (["draft_model", "suffix"] if wish == "draft_model" else [wish])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,7 @@ def test_a_drafter_that_is_not_there_is_refused_by_name(
 ) -> None:
     wanted = SpeculationSettings(drafter=wish, enabled=enabled)
     with pytest.raises(InvalidRequest, match=complaint) as caught:
-        first_choice(
+        chosen(
             wanted,
             SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
             has_draft_model=False,
@@ -98,7 +94,7 @@ def test_a_drafter_that_is_not_there_is_refused_by_name(
 def test_nobody_drafts_where_k_is_zero(
     wanted: SpeculationSettings, allowed: SpeculationLimits
 ) -> None:
-    assert first_choice(wanted, allowed, has_draft_model=True) is None
+    assert chosen(wanted, allowed) == []
 
 
 @pytest.mark.parametrize(
@@ -121,20 +117,6 @@ def test_a_fixed_length_keeps_within_the_limit(
         max_num_speculative_tokens=limit,
     )
     assert fixed_length(SpeculationSettings(num_speculative_tokens=wanted), limits) == expected
-
-
-@pytest.mark.parametrize(("depth", "lookup_max"), FREE)
-def test_one_free_drafter_fills_in_for_the_model_and_nobody_for_that(
-    depth: int, lookup_max: int
-) -> None:
-    allowed = limits_of(depth, lookup_max)
-    free = FREE[depth, lookup_max]
-    fill_ins = () if free is None else (DRAFTERS[free],)
-    assert choose_drafters(SpeculationSettings(), allowed, [POOL]) == (DRAFT_MODEL, *fill_ins)
-    assert choose_drafters(SpeculationSettings(), allowed, []) == fill_ins
-    for kind in fill_ins:
-        wanted = SpeculationSettings(drafter=kind.name)
-        assert choose_drafters(wanted, allowed, [POOL]) == (kind,)
 
 
 def side_by_side(model: Drafter, new_lookup: Callable[[], Drafter]) -> SessionDrafters:
