@@ -14,6 +14,7 @@ from models.protocol.messages import Verification
 from models.sampling import draft_probs
 from tests.cases.distribution import (
     CASES,
+    Case,
     coupled_acceptance,
     exact_distribution,
     first_probs,
@@ -34,23 +35,20 @@ def run_of(name: str, rule: Verification, k: int) -> Run:
         return run_sessions(CASES[name], rule, k, NUM_SESSIONS)
 
 
+def p_of_run(run: Run, case: Case) -> float:
+    return p_value(run.texts, exact_distribution(distribution_checkpoint("target"), case))
+
+
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_rejection_follows_the_target(name: str, k: int) -> None:
-    run = run_of(name, "rejection", k)
-    assert (
-        p_value(run.texts, exact_distribution(distribution_checkpoint("target"), CASES[name]))
-        > 1e-3
-    )
+    assert p_of_run(run_of(name, "rejection", k), CASES[name]) > 1e-3
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_coupled_follows_the_target(name: str) -> None:
     run = run_of(name, "coupled", 3)
-    assert (
-        p_value(run.texts, exact_distribution(distribution_checkpoint("target"), CASES[name]))
-        > 1e-3
-    )
+    assert p_of_run(run, CASES[name]) > 1e-3
     # Not only the distribution: each text is the same for every k.
     assert run_sessions(CASES[name], "coupled", 1, 300).texts == run.texts[:300]
 
@@ -62,20 +60,14 @@ def test_without_drafts_both_rules_give_the_same_texts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODEL_CASES)
-def test_rejection_accepts_the_common_part(name: str) -> None:
+def test_as_many_are_accepted_as_each_rule_says(name: str) -> None:
+    """Rejection accepts the common part, and coupling what its formula gives."""
     case = CASES[name]
     target, draft = first_probs(
         distribution_checkpoint("target"), distribution_checkpoint("draft"), case
     )
-    expected = rejection_acceptance(target, truncated(draft, case.num_pairs))
-    assert_share(run_of(name, "rejection", 1).first_stood, expected)
-
-
-@pytest.mark.parametrize("name", MODEL_CASES)
-def test_coupled_accepts_by_its_formula(name: str) -> None:
-    target, draft = first_probs(
-        distribution_checkpoint("target"), distribution_checkpoint("draft"), CASES[name]
-    )
+    common = rejection_acceptance(target, truncated(draft, case.num_pairs))
+    assert_share(run_of(name, "rejection", 1).first_stood, common)
     assert_share(run_of(name, "coupled", 3).first_stood, coupled_acceptance(target, draft))
 
 

@@ -18,8 +18,9 @@ from models.protocol.messages import Sampling
 from models.sampling import draft_probs, verification
 from models.sampling.noise import DOMAIN_DRAFT, DOMAIN_TEST, DOMAIN_TOKEN
 from models.sampling.penalties import TokenHistory
-from tests.cases.distribution import CASES, Case, exact_distribution, p_value
-from tests.harness.distribution_engines import distribution_checkpoint, run_sessions
+from tests.cases.distribution import CASES, Case
+from tests.harness.distribution_engines import run_sessions
+from tests.models.engine.test_distribution import p_of_run
 
 Patch = pytest.MonkeyPatch
 NUM_SESSIONS = 2000
@@ -118,8 +119,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Case, int]] = [
 
 
 def p_of(case: Case, k: int, **options: bool) -> float:
-    run = run_sessions(case, "rejection", k, NUM_SESSIONS, **options)
-    return p_value(run.texts, exact_distribution(distribution_checkpoint("target"), case))
+    return p_of_run(run_sessions(case, "rejection", k, NUM_SESSIONS, **options), case)
 
 
 @pytest.mark.parametrize(
