@@ -44,6 +44,7 @@ GREEDY = Sampling(temperature=0)
 # Nearly greedy: the tiny model's texts then loop, and these heads are right now and then.
 SAMPLINGS = {
     "greedy": GREEDY,
+    "greedy under rejection": Sampling(temperature=0, verification="rejection"),
     "sampled": Sampling(temperature=0.05, seed=5),
     "truncated": Sampling(temperature=0.05, top_k=20, top_p=0.9, min_p=0.01, seed=6),
     "penalised": Sampling(temperature=0.05, seed=7, presence_penalty=0.01),
@@ -78,45 +79,58 @@ CATERPILLAR = [(-1, 0), (0, 0), (-1, 1), (1, 0), (0, 1), (-1, 2), (1, 1)]
 BUSH = [(-1, 0), (-1, 1), (0, 0), (1, 0), (0, 1), (2, 0), (3, 1), (1, 2)]
 
 
-@pytest.fixture(params=["chain", "tree"])
-def all_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def draft_always(patch: pytest.MonkeyPatch, *, trees: bool) -> None:
     """All heads draft in every pass, whatever they cost: chains or trees."""
-    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
+    patch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
 
     def choose(self: DraftTrees, num_sessions: int, length: int) -> Shape:
-        if request.param == "chain":
-            return []
-        return BUSH if self.has_all_paths else CATERPILLAR
+        tree = BUSH if self.has_all_paths else CATERPILLAR
+        return tree if trees else []
 
-    monkeypatch.setattr(DraftTrees, "choose", choose)
-    return str(request.param)
+    patch.setattr(DraftTrees, "choose", choose)
 
 
-def texts_of(
-    made: ModelRunner,
+@pytest.fixture(params=["chain", "tree"])
+def all_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft_always(monkeypatch, trees=request.param == "tree")
+
+
+def clients_of(
+    target: Link,
     sampling: Sampling,
     *,
     own_drafts: bool,
-    link: Callable[[TargetEngine], Link] = Link,
+    num_sessions: int = 3,
     num_tokens: int = 120,
     run_on: int = 9,
-    masks: MaskSource | None = None,
     **terms: Any,
-) -> tuple[list[list[int]], list[Verdict]]:
-    target = link(TargetEngine(made, masks or NoMaskSource(), EPOCH))
-    clients = [
+) -> list[Client]:
+    """Sessions with prompts and seeds of their own."""
+    return [
         Client(
             f"s{i}",
             random_prompt(i, 5 + 11 * i),
-            sampling,
+            structs.replace(sampling, seed=sampling.seed + i),
             num_tokens,
             target,
             run_on=lambda: run_on,
             own_drafts=own_drafts,
             **terms,
         )
-        for i in range(3)
+        for i in range(num_sessions)
     ]
+
+
+def texts_of(
+    made: ModelRunner,
+    sampling: Sampling,
+    *,
+    link: Callable[[TargetEngine], Link] = Link,
+    masks: MaskSource | None = None,
+    **terms: Any,
+) -> tuple[list[list[int]], list[Verdict]]:
+    target = link(TargetEngine(made, masks or NoMaskSource(), EPOCH))
+    clients = clients_of(target, sampling, **terms)
     texts = run_clients(clients)
     return texts, [verdict for client in clients for verdict in client.verdicts]
 
@@ -156,14 +170,6 @@ def test_a_message_alone_is_drafted_for_too(kind: str) -> None:
         (verdict,) = drain(engine)
         assert isinstance(verdict, Verdict)
         assert verdict.num_own_drafted == 0, "the text is not what the state ended"
-
-
-@pytest.mark.usefixtures("all_heads")
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_text_under_rejection_too(kind: str) -> None:
-    sampling = Sampling(temperature=0, verification="rejection")
-    plain, _ = texts_of(make_runner(), GREEDY, own_drafts=False)
-    assert texts_of(runner(kind), sampling, own_drafts=True)[0] == plain
 
 
 @pytest.mark.usefixtures("all_heads")

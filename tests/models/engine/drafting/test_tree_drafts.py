@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,7 @@ import pytest
 import torch
 
 from models.engine.drafting import side_paths
-from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.side_paths import SidePaths
-from models.engine.drafting.trees import DraftTrees, Shape
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
@@ -22,7 +21,6 @@ from models.kv.block_pool import BlockTable
 from models.protocol.messages import Sampling
 from models.sampling.draft_tree import DraftTree
 from models.scheduler.sessions import Job, Session
-from tests.cases.models.medusa import NUM_HEADS
 from tests.cases.models.mtp import PlainMtp, mtp_weights, write_mtp
 from tests.cases.wrong_trees import take_any_leaf
 from tests.fakes.engines import (
@@ -35,7 +33,8 @@ from tests.fakes.engines import (
     tiny_checkpoint,
 )
 from tests.harness.kv_memory import own_storage
-from tests.models.engine.drafting.test_own_drafts import BUSH, CATERPILLAR, KINDS, runner
+from tests.models.engine.drafting import test_own_drafts
+from tests.models.engine.drafting.test_own_drafts import KINDS, draft_always, runner
 
 pytestmark = pytest.mark.matrix
 
@@ -89,12 +88,7 @@ class Oracle:
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Oracle:
     """Trees in every pass, with the token that is right in them."""
     made = Oracle()
-    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
-
-    def choose(self: DraftTrees, num_sessions: int, length: int) -> Shape:
-        return BUSH if self.has_all_paths else CATERPILLAR
-
-    monkeypatch.setattr(DraftTrees, "choose", choose)
+    draft_always(monkeypatch, trees=True)
     for name in DRAFTERS.values():
         monkeypatch.setattr(f"{name}.rank", _knowing(made, pkgutil.resolve_name(name).rank))
     take = SidePaths.take
@@ -115,22 +109,7 @@ def _knowing(oracle: Oracle, rank: Callable[..., Any]) -> Callable[..., Any]:
     return ranked
 
 
-def clients_of(
-    target: Link, sampling: Sampling, *, own_drafts: bool, num_sessions: int = 3, **terms: Any
-) -> list[Client]:
-    return [
-        Client(
-            f"s{i}",
-            random_prompt(i, 5 + 11 * i),
-            msgspec.structs.replace(sampling, seed=sampling.seed + i),
-            NUM_TOKENS,
-            target,
-            run_on=lambda: 40,
-            own_drafts=own_drafts,
-            **terms,
-        )
-        for i in range(num_sessions)
-    ]
+clients_of = partial(test_own_drafts.clients_of, num_tokens=NUM_TOKENS, run_on=40)
 
 
 def plain_texts(made: ModelRunner, sampling: Sampling, num_sessions: int = 3) -> list[list[int]]:
@@ -171,18 +150,13 @@ def test_and_so_are_logprobs(kind: str, dtype: Any, oracle: Oracle) -> None:
     sampling = msgspec.structs.replace(SAMPLED, num_logprobs=256)
     plain = plain_texts(make_runner(dtype=dtype), sampling)
     found = []
+    remember(oracle, plain)
     for made, own_drafts in ((make_runner(dtype=dtype), False), (runner(kind, dtype=dtype), True)):
-        remember(oracle, plain)
-        clients = clients_of(
-            Link(TargetEngine(made, NoMaskSource(), EPOCH)), sampling, own_drafts=own_drafts
-        )
+        link = Link(TargetEngine(made, NoMaskSource(), EPOCH))
+        clients = clients_of(link, sampling, own_drafts=own_drafts)
         run_clients(clients)
-        found.append(
-            [
-                [one for v in client.verdicts for one in v.logprobs][:NUM_TOKENS]
-                for client in clients
-            ]
-        )
+        entries = [[one for v in client.verdicts for one in v.logprobs] for client in clients]
+        found.append([each[:NUM_TOKENS] for each in entries])
     assert oracle.num_side_tokens > NUM_TOKENS // 2
     assert [len(entries) for entries in found[0]] == [NUM_TOKENS] * 3
     assert found[0] == found[1]
@@ -297,12 +271,9 @@ def test_what_side_paths_leave_is_found_in_the_prefix_cache(kind: str, oracle: O
     prompts = [random_prompt(i, 5 + 11 * i) + text for i, text in enumerate(plain)]
     texts = []
     for target in (engine, TargetEngine(make_runner(), NoMaskSource(), EPOCH)):
-        link = Link(target)
-        texts.append(
-            run_clients(
-                [Client(f"p{i}", p, SAMPLINGS["greedy"], 20, link) for i, p in enumerate(prompts)]
-            )
-        )
+        link, greedy = Link(target), SAMPLINGS["greedy"]
+        clients = [Client(f"p{i}", prompt, greedy, 20, link) for i, prompt in enumerate(prompts)]
+        texts.append(run_clients(clients))
     assert texts[0] == texts[1]
     assert engine.load().prefix_hits > 100
 
