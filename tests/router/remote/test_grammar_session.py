@@ -62,10 +62,12 @@ class ScriptedReplica:
         """Nothing is read ahead."""
 
 
-def session_on(replica: ScriptedReplica) -> tuple[RemoteConstrainer, TokenSequence]:
-    generated = TokenSequence()
+def session_on(
+    replica: ScriptedReplica, *written: int, **terms: int
+) -> tuple[RemoteConstrainer, TokenSequence]:
+    generated = TokenSequence(written)
     grammar = Grammar(kind="json_schema", text="{}")
-    return RemoteConstrainer(replica, "s", grammar, generated, LIMITS), generated
+    return RemoteConstrainer(replica, "s", grammar, generated, LIMITS, **terms), generated
 
 
 def accept(message: ConstraintRequest) -> list[ConstraintReply]:
@@ -137,8 +139,7 @@ async def test_a_late_close_of_an_earlier_lease_costs_no_replica() -> None:
         return accept(message)
 
     replica = ScriptedReplica(script)
-    session, generated = session_on(replica)
-    generated.extend([7, 8])
+    session, generated = session_on(replica, 7, 8)
     assert (await session.commit(generated, [9])).num_valid == 1
     kinds = [type(message).__name__ for message in replica.sent]
     assert kinds == ["GrammarOpen", "GrammarCommit"] * 2 + ["GrammarCommit"], "and no close"
@@ -197,10 +198,8 @@ async def test_what_is_forced_is_known_from_the_first_answer_on(
     committed_len: int, forced: Forced
 ) -> None:
     """Also after a replay; what a matcher forces that is ahead is not forced here."""
-    generated = TokenSequence([7, 8, 9])
-    grammar = Grammar(kind="json_schema", text="{}")
     replica = ScriptedReplica(forcing(committed_len))
-    session = RemoteConstrainer(replica, "s", grammar, generated, LIMITS, max_forced=2)
+    session, generated = session_on(replica, 7, 8, 9, max_forced=2)
     assert await session.open() == forced
     assert await session.reopen() == forced
     assert (await session.commit(generated, [1, 2])).forced == Forced([5], 1)

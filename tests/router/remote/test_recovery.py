@@ -12,7 +12,7 @@ from models.protocol.messages import NeedOpen, NeedPrefix, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits, SpeculationLimits
 from router.remote.engine import EngineClient
-from router.remote.losses import Losses
+from router.remote.losses import Losses, PartLosses
 from router.remote.recovery import Recovery
 from router.remote.target import RemoteVerifier
 from tests.fakes.pools import Faults, ScriptedPool
@@ -38,6 +38,18 @@ async def generated(
     front = Front(pool, speculation=speculation, limits=limits, losses=losses or Losses())
     ids, _ = await front.run(asked(max_tokens=NUM_TOKENS))
     return ids
+
+
+async def verified(
+    pool: ScriptedPool, num_rounds: int, losses: PartLosses | None = None
+) -> list[int]:
+    """Return the text after so many rounds of a verifier, each with two plain steps."""
+    client = EngineClient(pool, OPENING, LIMITS, losses=losses)
+    session, committed = RemoteVerifier(client, LIMITS), TokenSequence(PROMPT)
+    for _ in range(num_rounds):
+        async for verdict in session.verify(committed, [], 2):
+            committed.extend([verdict.token])
+    return committed.ids
 
 
 async def points() -> list[str]:
@@ -125,16 +137,8 @@ async def test_a_request_that_kills_its_target_is_not_tried_on_every_replica(
             return answers
 
     pool = ScriptedPool(Doomed)
-    session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS), LIMITS)
-    committed = TokenSequence(PROMPT)
-
-    async def run() -> None:
-        for _ in range(20):
-            async for verdict in session.verify(committed, [], 2):
-                committed.extend([verdict.token])
-
     with pytest.raises(ReplicasLost, match=r"^target lost 3 times, the limit is 3; the request w"):
-        await run()
+        await verified(pool, 20)
     assert pool.process.epoch == 1 + LIMITS.max_losses
 
 
@@ -153,12 +157,7 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
             return late * 20 + replies
 
     pool = ScriptedPool(Repeating)
-    session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS), LIMITS)
-    committed = TokenSequence(PROMPT)
-    for _ in range(5):
-        async for verdict in session.verify(committed, [], 2):
-            committed.extend([verdict.token])
-    assert committed.ids == [*PROMPT, *continuation(PROMPT, 15)]
+    assert await verified(pool, 5) == [*PROMPT, *continuation(PROMPT, 15)]
     assert len(pool.leases) == 1
 
 
@@ -222,11 +221,7 @@ async def test_an_engine_of_another_life_at_the_address_is_a_lost_replica() -> N
     """It says so with its first answer: nothing is asked again, and the loss is counted."""
     pool = forgetful_pool(lives_on=1)
     losses = Losses().target
-    session = RemoteVerifier(EngineClient(pool, OPENING, LIMITS, losses=losses), LIMITS)
-    committed = TokenSequence(PROMPT)
-    async for verdict in session.verify(committed, [], 2):
-        committed.extend([verdict.token])
-    assert committed.ids == [*PROMPT, *continuation(PROMPT, 3)]
+    assert await verified(pool, 1, losses) == [*PROMPT, *continuation(PROMPT, 3)]
     assert (pool.process.num_asked, len(pool.leases)) == (1, 2)
     assert losses.num_lost == {"gone": 1}
 
