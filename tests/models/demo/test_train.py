@@ -46,7 +46,7 @@ def test_two_steps_write_loadable_checkpoints_and_resume(tmp_path: Path) -> None
 
 @pytest.fixture
 def start(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
-    """A tiny pair with random weights and the shipped tokenizer."""
+    """Write a tiny pair with random weights and the shipped tokenizer."""
     for seed, name in enumerate(("target", "draft")):
         save_checkpoint(new_model(TINY, tokenizer, seed), tokenizer, tmp_path / "start" / name)
     return tmp_path / "start"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -43,10 +42,10 @@ class Asked(Generic[Kind]):
         self.engine = engine
         self.pool = engine.runner.pool
         self._terms = {"prompt_len": len(PROMPT)} | terms
-        self._seqs: Counter[str] = Counter()
+        self._seqs: dict[str, int] = {}
 
     def open(self, name: str = "s", **changes: Any) -> None:
-        self._seqs[name] += 0
+        self._seqs.setdefault(name, 0)
         self.engine.submit(opening(name, **(self._terms | changes)), "r")
 
     def step(self) -> list[EngineReply]:

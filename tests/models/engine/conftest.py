@@ -37,7 +37,7 @@ def target_of(asked: list[Asked]) -> TargetOf:
 
 @pytest.fixture
 def draft_of(asked: list[Asked]) -> DraftOf:
-    """The draft model is the target's own model, if no noise is given."""
+    """Return what makes draft models: the target's own model, if no noise is given."""
 
     def make(
         engine: DraftEngine | None = None,

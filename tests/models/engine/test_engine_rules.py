@@ -26,7 +26,7 @@ GREEDY = Sampling(temperature=0, verification="rejection")
 
 @pytest.fixture
 def proposal(draft_of: DraftOf) -> Proposal:
-    """A draft of four tokens under rejection, by a model that is not the target's."""
+    """Draft four tokens under rejection, by a model that is not the target's."""
     return draft_of(noise=0.01, sampling=REJECTION).ask(PROMPT, 4)
 
 

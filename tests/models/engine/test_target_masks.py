@@ -35,7 +35,7 @@ def constrained(
 
 @pytest.fixture
 def text(target_of: TargetOf) -> list[int]:
-    """What the target says where nothing is drafted and no mask is late."""
+    """Return the answer where nothing is drafted and no mask is late."""
     return text_of(constrained(target_of, ScriptedMasks()).ask(run_on=19))
 
 

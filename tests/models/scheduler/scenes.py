@@ -23,7 +23,7 @@ class Scene:
         self.planner = PassPlanner(pool, max_rows, prefix_cache=cache)
 
     def open(self, name: str, ids: Sequence[int], *, ready_s: float, num_logits: int) -> Session:
-        """A session that waits for a pass, with nothing computed."""
+        """Open a session that waits for a pass, with nothing computed."""
         session = self.table.open(opening(name, Sampling(), 0), 0.0)
         assert session is not None
         session.rewrite(0, ids)

@@ -124,7 +124,7 @@ def side_by_side(model: Drafter, new_lookup: Callable[[], Drafter]) -> SessionDr
 
 
 def beside_lookup(model: Drafter) -> tuple[SessionDrafters, list[NgramDrafter]]:
-    """A model that lookup fills in for, and the lookups that were made for it."""
+    """Have lookup fill in for a model; return the lookups that are made for it, too."""
     made: list[NgramDrafter] = []
 
     def new_lookup() -> NgramDrafter:

@@ -154,7 +154,7 @@ def test_the_modes_of_replicas_left_long_ago_are_forgotten() -> None:
 
 
 def at_rest(num_sessions: int) -> tuple[World, list[PlannedSession]]:
-    """Sessions that do not draft, because that does not pay."""
+    """Make sessions that do not draft, because that does not pay."""
     world = World(DEAR)
     sessions = [world.add() for _ in range(num_sessions)]
     world.rounds(sessions, 40)

@@ -161,8 +161,8 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
     assert len(pool.leases) == 1
 
 
-def forgetful_pool(lives_on: int = 0) -> ScriptedPool:
-    """A pool whose engine has no session on its first lease, and names an epoch so much later."""
+def forgetful_pool(epochs_ahead: int = 0) -> ScriptedPool:
+    """Make a pool whose engine has no session on its first lease, and names such an epoch."""
 
     class Forgetful(ScriptedEngine):
         num_asked = 0
@@ -170,7 +170,7 @@ def forgetful_pool(lives_on: int = 0) -> ScriptedPool:
         def handle(self, message):  # type: ignore[no-untyped-def]
             if isinstance(message, Verify) and len(pool.leases) == 1:
                 self.num_asked += 1
-                epoch = self.epoch + lives_on
+                epoch = self.epoch + epochs_ahead
                 return [NeedOpen(session_id="s", seq=message.seq, epoch=epoch)]
             return super().handle(message)
 
@@ -219,12 +219,12 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 async def test_an_engine_of_another_life_at_the_address_is_a_lost_replica() -> None:
     """It says so with its first answer: nothing is asked again, and the loss is counted."""
-    pool = forgetful_pool(lives_on=1)
+    pool = forgetful_pool(epochs_ahead=1)
     losses = Losses().target
     assert await verified(pool, 1, losses) == [*PROMPT, *continuation(PROMPT, 3)]
     assert (pool.process.num_asked, len(pool.leases)) == (1, 2)
     assert losses.num_lost == {"gone": 1}
 
-    pool = forgetful_pool(lives_on=1)
+    pool = forgetful_pool(epochs_ahead=1)
     with pytest.raises(ReplicasLost, match=r"^target lost once, .*the engine has started anew"):
         await generated(pool, LIMITS.model_copy(update={"max_losses": 1}))

@@ -1,4 +1,4 @@
-"""What a verifier asks of a target and takes from it: verdicts in turn, masks, the time between."""
+"""A verifier asks a target: verdicts come in turn, masks may be missing, time passes between."""
 
 from __future__ import annotations
 

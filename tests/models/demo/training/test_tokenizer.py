@@ -14,7 +14,7 @@ Pieces = Callable[[str], list[str]]
 
 @pytest.fixture
 def tokens_of(tokenizer: PreTrainedTokenizerFast) -> Pieces:
-    """The tokens of a text, as texts."""
+    """Return what gives the tokens of a text, as texts."""
     return lambda text: [tokenizer.decode([token_id]) for token_id in tokenizer(text)["input_ids"]]
 
 

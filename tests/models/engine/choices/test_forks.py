@@ -41,7 +41,8 @@ def submit(
     prompt: list[int] = PROMPT,
     **terms: Any,
 ) -> None:
-    target.open(**({"sampling": SEEDED, "prompt_len": len(prompt)} | terms))
+    usual: dict[str, Any] = {"sampling": SEEDED, "prompt_len": len(prompt)}
+    target.open(**(usual | terms))
     target.engine.submit(choosing("s", 1, prompt, choices), "r")
 
 

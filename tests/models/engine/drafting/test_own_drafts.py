@@ -80,7 +80,7 @@ BUSH = [(-1, 0), (-1, 1), (0, 0), (1, 0), (0, 1), (2, 0), (3, 1), (1, 2)]
 
 
 def draft_always(patch: pytest.MonkeyPatch, *, trees: bool) -> None:
-    """All heads draft in every pass, whatever they cost: chains or trees."""
+    """Have all heads draft in every pass, whatever they cost: chains or trees."""
     patch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
 
     def choose(self: DraftTrees, num_sessions: int, length: int) -> Shape:
@@ -105,7 +105,7 @@ def clients_of(
     run_on: int = 9,
     **terms: Any,
 ) -> list[Client]:
-    """Sessions with prompts and seeds of their own."""
+    """Make sessions with prompts and seeds of their own."""
     return [
         Client(
             f"s{i}",

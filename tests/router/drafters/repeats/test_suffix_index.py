@@ -80,7 +80,7 @@ def continued(
 
 
 def index_of(texts: Sequence[Sequence[int]], num_dropped: int = 0) -> SuffixIndex:
-    """An index of texts that are over, which has lost so many of the first ones on the way."""
+    """Read texts that are over, and lose so many of the first ones on the way."""
     index = SuffixIndex()
     for number, text in enumerate(texts):
         index.extend(text)
