@@ -99,42 +99,36 @@ def test_spellings_and_vocabularies_of_eagle3(
         assert {token for _, draft in drafts for token in draft} <= set(ids)
 
 
+FC_NORMS = {f"fc_norm.{index}.weight": 64 for index in range(3)}
+HEAD_NORMS = {f"layers.0.self_attn.{name}.weight": 16 for name in ("q_norm", "k_norm")}
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "option", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
+    ("option", "norms", "width"),
+    [
+        ("norm_before_residual", {}, None),
+        ("norm_before_fc", {"input_norm.weight": 3 * 64}, None),
+        ("fc_norm", FC_NORMS, None),
+        ("norm_output", {}, None),
+        ("", HEAD_NORMS, None),  # of queries and keys
+        ("", {}, 48),  # with an embedding of its own
+    ],
+    ids=["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "norms", "width"],
 )
-def test_options_of_the_newer_spelling(option: str, drafts: Drafts, tmp_path: Path) -> None:
-    weights = eagle3_weights(TARGET, seed=4)
+def test_what_a_layer_of_eagle3_may_have(
+    option: str, norms: dict[str, int], width: int | None, drafts: Drafts, tmp_path: Path
+) -> None:
+    weights = eagle3_weights(TARGET, seed=4, width=width)
     generator = torch.Generator().manual_seed(9)
-    if option == "norm_before_fc":
-        weights["input_norm.weight"] = 1 + 0.3 * torch.randn(3 * 64, generator=generator)
-    if option == "fc_norm":
-        for index in range(3):
-            norm = 1 + 0.3 * torch.randn(64, generator=generator)
-            weights[f"fc_norm.{index}.weight"] = norm
-    options: dict[str, Any] = {option: True}
+    for name, size in norms.items():
+        weights[name] = 1 + 0.3 * torch.randn(size, generator=generator)
+    options: dict[str, Any] = {option: True} if option else {}
     run(write_eagle3(tmp_path, TARGET, weights, **options))
     check(drafts, PlainEagle3(TARGET, weights, **options))
-    others = PlainEagle3(TARGET, weights)
-    assert any(draft != others.draft(text, NUM_STEPS) for text, draft in drafts)
-
-
-@pytest.mark.matrix
-def test_a_layer_that_norms_queries_and_keys(drafts: Drafts, tmp_path: Path) -> None:
-    weights = eagle3_weights(TARGET, seed=4)
-    generator = torch.Generator().manual_seed(9)
-    for name in ("q_norm", "k_norm"):
-        norm = 1 + 0.3 * torch.randn(16, generator=generator)
-        weights[f"layers.0.self_attn.{name}.weight"] = norm
-    run(write_eagle3(tmp_path, TARGET, weights))
-    check(drafts, PlainEagle3(TARGET, weights))
-
-
-@pytest.mark.matrix
-def test_a_head_of_another_width_with_its_own_embedding(drafts: Drafts, tmp_path: Path) -> None:
-    weights = eagle3_weights(TARGET, seed=4, width=48)
-    run(write_eagle3(tmp_path, TARGET, weights))
-    check(drafts, PlainEagle3(TARGET, weights))
+    if option:
+        others = PlainEagle3(TARGET, weights)
+        assert any(draft != others.draft(text, NUM_STEPS) for text, draft in drafts)
 
 
 @each_kind
