@@ -28,6 +28,7 @@ from tests.fakes.engines import (
     run_clients,
 )
 from tests.harness.kv_memory import last_keys
+from tests.models.engine.asked import rows_of_passes
 
 pytestmark = pytest.mark.every_engine
 
@@ -46,15 +47,11 @@ class Watched:
         self, patch: pytest.MonkeyPatch, make: Callable[..., Engine], **limits: int
     ) -> None:
         self.engine = make(**limits)
-        self.num_rows = 0
-        runner = self.engine.runner
-        forward = runner.forward
+        self.passes = rows_of_passes(self.engine.runner, patch)
 
-        def count_rows(sequences):
-            self.num_rows += sum(len(sequence.token_ids) for sequence in sequences)
-            return forward(sequences)
-
-        patch.setattr(runner, "forward", count_rows)
+    @property
+    def num_rows(self) -> int:
+        return sum(map(sum, self.passes))
 
     def submit(
         self, name: str, ids: Sequence[int], *, seq: int = 1, draft: Sequence[int] = (), **terms
@@ -105,7 +102,7 @@ def test_ten_chats_over_one_system_prompt_compute_it_once(monkeypatch, make, tog
             replies += watched.drain()
             expected = len(chat) if i == 0 else len(chat) - NUM_SHARED
             assert watched.num_rows == rows_of(expected, make)
-            watched.num_rows = 0
+            watched.passes.clear()
             if i % 2:
                 watched.engine.close(f"s{i}")
     if together:
@@ -150,7 +147,7 @@ def test_the_next_turn_finds_the_answer_as_well(monkeypatch):
     prompt = random_prompt(7, 40)
     answer = [reply.token for reply in watched.ask("turn-1", prompt, run_on=41)]
     watched.engine.close("turn-1")
-    watched.num_rows = 0
+    watched.passes.clear()
     question = [*prompt, *answer, *random_prompt(8, 10)]
     (verdict,) = watched.ask("turn-2", question)
     # All of prompt and answer but the last token, which no pass has read: 81 tokens.
@@ -167,7 +164,7 @@ def test_the_draft_models_cache_lags_and_catches_up(monkeypatch):
     longer = prompt + random_prompt(9, 30)
     watched.ask("turn-1", longer, seq=2)
     watched.engine.close("turn-1")
-    watched.num_rows = 0
+    watched.passes.clear()
     watched.ask("turn-2", longer + random_prompt(10, 30))
     assert watched.num_rows == rows_of(100 - 64, make_draft)
 
@@ -184,7 +181,7 @@ def test_drafted_tokens_are_not_found(monkeypatch):
     watched = Watched(monkeypatch, make_draft)
     first = random_prompt(7, 2 * BLOCK - 1)  # its last block would be full with what is drafted
     (proposal,) = watched.ask("guess", first)
-    watched.num_rows = 0
+    watched.passes.clear()
     watched.ask("other", [*first, *proposal.tokens])
     assert watched.num_rows == rows_of(len(first) + NUM_DRAFTED - BLOCK, make_draft)
 
@@ -209,7 +206,7 @@ def test_a_preempted_session_finds_what_was_not_evicted(monkeypatch):
     load = watched.engine.load()
     assert (load.num_preemptions, load.prefix_evictions) == (1, 1)
     watched.engine.close("old")
-    watched.num_rows = 0
+    watched.passes.clear()
     (verdict,) = watched.ask("young", [*young, first["young"]], seq=2)
     assert verdict.num_cached_tokens == 3 * BLOCK
     assert watched.num_rows == len(young) + 1 - 3 * BLOCK

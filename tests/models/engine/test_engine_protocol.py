@@ -10,20 +10,17 @@ import pytest
 
 from models.config import DtypeName
 from models.engine.base import Engine
-from models.engine.draft import DraftEngine
-from models.engine.target import TargetEngine
-from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
 from tests.fakes.engines import (
     CONSTRAINT,
     EOS_ID,
-    EPOCH,
     BadLink,
     Client,
     Link,
     ScriptedMasks,
     lowest_third,
-    make_runner,
+    make_draft,
+    make_target,
     random_prompt,
     reference_greedy,
     run_clients,
@@ -33,14 +30,6 @@ pytestmark = pytest.mark.every_engine
 
 PROMPTS = [random_prompt(i, 3 + 11 * i) for i in range(8)]
 NUM_TOKENS = 12
-
-
-def make_target(dtype: DtypeName = "float32", **limits: int) -> TargetEngine:
-    return TargetEngine(make_runner(dtype=dtype, **limits), NoMaskSource(), EPOCH)
-
-
-def make_draft(noise: float, dtype: DtypeName = "float32") -> DraftEngine:
-    return DraftEngine(make_runner(noise=noise, dtype=dtype), NoMaskSource(), EPOCH)
 
 
 def check_free(*engines: Engine) -> None:
@@ -60,7 +49,7 @@ def decode(
     which: Sequence[int] = range(8),
 ) -> tuple[dict[int, list[int]], list[Client]]:
     """Texts of the prompts `which`, decoded together over perfect links."""
-    target, draft = make_target(dtype), make_draft(noise, dtype)
+    target, draft = make_target(dtype=dtype), make_draft(noise=noise, dtype=dtype)
     target_link, draft_link = Link(target), Link(draft)
     clients = [
         Client(
@@ -145,8 +134,8 @@ def constrained_texts(seed: int | None, delay_polls: int) -> list[list[int]]:
     masks, draft_masks = ScriptedMasks(), ScriptedMasks()
     masks.delay_polls = draft_masks.delay_polls = delay_polls
     draft_masks.committed = masks.committed  # one constraint service, a link to it from each
-    target = TargetEngine(make_runner(dtype="bfloat16"), masks, EPOCH)
-    draft = DraftEngine(make_runner(noise=0.02, dtype="bfloat16"), draft_masks, EPOCH)
+    target = make_target(masks, dtype="bfloat16")
+    draft = make_draft(draft_masks, noise=0.02, dtype="bfloat16")
     target_link, draft_link = Link(target), Link(draft)
     if seed is not None:
         target_link, draft_link = BadLink(target, seed), BadLink(draft, seed + 1)

@@ -28,6 +28,7 @@ from tests.fakes.engines import (
     make_target,
     random_prompt,
 )
+from tests.models.engine.asked import TickingClock
 
 pytestmark = pytest.mark.every_engine
 
@@ -111,18 +112,10 @@ def test_a_repeated_message_gets_no_stored_notice() -> None:
     assert drain(engine) == [verdict]
 
 
-class TickingClock(FakeClock):
-    """A tenth of a second passes at every look."""
-
-    def __call__(self) -> float:
-        self.now += 0.1
-        return self.now
-
-
 @pytest.mark.parametrize("kind", [TargetEngine, DraftEngine])
 def test_a_long_prompt_hears_that_it_is_worked_on(kind: type[TargetEngine | DraftEngine]) -> None:
     runner = make_runner(max_num_batched_tokens=8)
-    engine = kind(runner, NoMaskSource(), EPOCH, clock=TickingClock())
+    engine = kind(runner, NoMaskSource(), EPOCH, clock=TickingClock(0.1))
     prompt = random_prompt(1, 200)
     engine.submit(opening("s", GREEDY, len(prompt)), "s")
     message = verifying("s", 1, prompt, [])
@@ -162,7 +155,7 @@ def test_the_text_does_not_depend_on_how_prompts_are_cut() -> None:
     num_ticks = set()
     for max_rows, slowdown in [(64, 1.01), (64, 50.0), (256, 2.0), (24, 2.0)]:
         runner = make_runner(max_num_batched_tokens=max_rows, max_prefill_slowdown=slowdown)
-        clock = TickingClock()
+        clock = TickingClock(0.1)
         engine = TargetEngine(runner, NoMaskSource(), EPOCH, clock=clock, queued_interval_s=1e6)
         link = Link(engine)
         clients = [
@@ -196,7 +189,6 @@ class Crowd:
         self._links = [target, *([] if draft is None else [draft])]
         self._random = random.Random(seed)
         choose = self._random
-        self._to_come: deque[Client] = deque()
         self._make = []
         for i in range(num_sessions):
             is_rejection = draft is not None and i % 4 == 3

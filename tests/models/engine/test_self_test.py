@@ -13,6 +13,7 @@ from models.engine.self_test import is_batch_invariant
 from models.kv.block_pool import BlockPool
 from models.layers.linear import can_pack
 from tests.cases.models.architectures import CONFIGS, write
+from tests.fakes.engines import tiny_config
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -21,16 +22,9 @@ from tests.cases.models.architectures import CONFIGS, write
 def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_num_batched_tokens, attention):
     if not can_pack(getattr(torch, dtype)):
         pytest.skip(f"this CPU or torch has no packed kernel for {dtype}")
-    config = EngineConfig(
-        model_path=tiny_target,
-        dtype=dtype,
-        max_model_len=512,
-        kv_cache_tokens=2048,
-        max_num_batched_tokens=max_num_batched_tokens,
-        num_threads=1,
-        attention=attention,
-    )
-    runner = ModelRunner(config)
+    sizes = {"max_model_len": 512, "kv_cache_tokens": 2048}
+    sizes["max_num_batched_tokens"] = max_num_batched_tokens
+    runner = ModelRunner(tiny_config(tiny_target, dtype=dtype, attention=attention, **sizes))
     assert runner.batch_invariant
     runner.pool.check([])
 
@@ -156,10 +150,8 @@ def test_tiles_are_fixed_only_where_that_helps(
 ):
     left = iter(outcomes)
     monkeypatch.setattr("models.engine.runner.is_batch_invariant", lambda runner: next(left))
-    config = EngineConfig(
-        model_path=tiny_target, max_model_len=64, kv_cache_tokens=64, attention="reference"
-    )
-    runner = ModelRunner(config)
+    sizes = {"max_model_len": 64, "kv_cache_tokens": 64}
+    runner = ModelRunner(tiny_config(tiny_target, attention="reference", **sizes))
     assert runner.batch_invariant is is_invariant
     assert runner.backend._tiling == tiles
     assert list(left) == []
