@@ -11,7 +11,6 @@ import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -24,6 +23,7 @@ from models.protocol.errors import (
     Unavailable,
     UnsupportedGrammar,
 )
+from tests.deployments.api.asking import post
 from tests.fakes.http import (
     BODIES,
     BOTH,
@@ -54,19 +54,12 @@ SPECULATIVE = {
 }
 
 
-async def post(
-    generator: ScriptedGenerator, path: str, body: Any, **options: Any
-) -> httpx.Response:
-    async with client_of(generator, **options) as client:
-        return await client.post(path, json=body)
-
-
 # --- whole answers --------------------------------------------------------------------------------
 
 
 async def test_a_chat_answer_is_openais_with_seed_and_metrics():
     generator = ScriptedGenerator()
-    response = await post(generator, "/v1/chat/completions", CHAT | {"seed": 5})
+    response = await post("/v1/chat/completions", CHAT | {"seed": 5}, generator)
     answer = response.json()
     assert response.status_code == 200
     assert answer["id"].startswith("chatcmpl-")
@@ -97,7 +90,7 @@ async def test_a_chat_answer_is_openais_with_seed_and_metrics():
 
 async def test_a_text_answer_is_openais():
     generator = ScriptedGenerator(finish_reason="length")
-    answer = (await post(generator, "/v1/completions", TEXT)).json()
+    answer = (await post("/v1/completions", TEXT, generator)).json()
     assert answer.keys() >= {"id", "created", "model"}
     assert answer["object"] == "text_completion"
     assert answer["choices"] == [
@@ -113,7 +106,7 @@ async def test_a_text_answer_is_openais():
 
 async def test_a_chat_stream_has_role_blocks_end_and_done():
     generator = ScriptedGenerator(texts=("The ", "", "bear."))
-    response = await post(generator, "/v1/chat/completions", CHAT | {"stream": True})
+    response = await post("/v1/chat/completions", CHAT | {"stream": True}, generator)
     assert response.headers["content-type"].startswith("text/event-stream")
     *chunks, done = events_of(response.text)
     assert done == "[DONE]"
@@ -139,7 +132,7 @@ async def test_a_chat_stream_has_role_blocks_end_and_done():
 @BOTH
 async def test_usage_is_a_trailing_event_where_asked_for(path):
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    response = await post(ScriptedGenerator(), path, BODIES[path] | options)
+    response = await post(path, BODIES[path] | options)
     *chunks, usage, done = events_of(response.text)
     assert done == "[DONE]"
     assert all(chunk["usage"] is None and "metrics" not in chunk for chunk in chunks)
@@ -152,7 +145,7 @@ async def test_usage_is_a_trailing_event_where_asked_for(path):
 
 
 async def test_a_text_stream_adds_up():
-    response = await post(ScriptedGenerator(), "/v1/completions", TEXT | {"stream": True})
+    response = await post("/v1/completions", TEXT | {"stream": True})
     *chunks, done = events_of(response.text)
     assert done == "[DONE]"
     for chunk in chunks:
@@ -166,7 +159,7 @@ async def test_a_text_stream_adds_up():
 @BOTH
 async def test_an_error_after_the_first_text_ends_the_stream_as_an_event(path):
     generator = ScriptedGenerator(error=Unavailable("target lost"), error_at=2)
-    response = await post(generator, path, BODIES[path] | {"stream": True})
+    response = await post(path, BODIES[path] | {"stream": True}, generator)
     assert response.status_code == 200
     *chunks, last = events_of(response.text)
     assert last["error"]["message"] == "target lost"
@@ -207,7 +200,7 @@ async def test_a_fault_of_ours_within_a_stream_says_no_internals(caplog):
 )
 async def test_an_error_before_the_first_text_has_its_status(path, stream, error, status, code):
     generator = ScriptedGenerator(error=error)
-    response = await post(generator, path, BODIES[path] | {"stream": stream})
+    response = await post(path, BODIES[path] | {"stream": stream}, generator)
     assert response.status_code == status
     told = response.json()["error"]
     assert set(told) == {"message", "type", "param", "code"}
@@ -267,7 +260,7 @@ async def test_a_body_that_never_comes_has_a_limit():
 
 async def test_a_long_body_is_prepared_in_a_thread_and_refused_alike():
     body = TEXT | {"prompt": "a " * 20_000}
-    response = await post(ScriptedGenerator(), "/v1/completions", body)
+    response = await post("/v1/completions", body)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from deployments.api.bodies import parse
-from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
+from deployments.api.requests import ServedModel
 from deployments.api.sampling_terms import bad_word_ids
-from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from deployments.api.schemas.requests import ChatCompletionRequest
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Grammar, Sampling
 from router.types import GenerationRequest, SpeculationSettings
+from tests.deployments.api.asking import chat_request, text_request
 from tests.fakes.http import served_model, tiny_tokenizer
 
 MODEL = served_model()
@@ -22,24 +23,12 @@ VOCAB_SIZE = TOKENIZER.vocab_size
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 
 
-def chat(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | fields
-    asked = parse(json.dumps(body).encode(), ChatCompletionRequest)
-    return prepare_turn(asked, model, "r1")[0]
+def chat(served: ServedModel = MODEL, /, **fields: Any) -> GenerationRequest:
+    return chat_request(served, **fields)
 
 
-def completion(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
-    body = {"model": "tiny", "prompt": "hi"} | fields
-    asked = parse(json.dumps(body).encode(), CompletionRequest)
-    [request], _ = prepare_completions(asked, model, "r1")
-    return request
-
-
-def prepare_named(name: str) -> GenerationRequest:
-    body = {"model": name, "prompt": "hi"}
-    asked = parse(json.dumps(body).encode(), CompletionRequest)
-    [request], _ = prepare_completions(asked, MODEL, "r1")
-    return request
+def completion(served: ServedModel = MODEL, /, **fields: Any) -> GenerationRequest:
+    return text_request(served, **fields)
 
 
 def test_chat_is_the_templates_ids_and_the_models_ends():
@@ -95,7 +84,7 @@ def test_developer_is_the_system():
 
 def test_another_model_is_unknown():
     with pytest.raises(UnknownModel, match=r'"gpt-4".*"tiny"') as caught:
-        prepare_named("gpt-4")
+        completion(model="gpt-4")
     assert caught.value.param == "model"
 
 
@@ -145,54 +134,6 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(num_prompt, a
     assert "this model's maximum context length is 200 tokens" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"max_tokens": 101}, "max_tokens", "at most 100 are allowed (got 101)"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
-        ({"stop": ["a"] * 17}, "stop", "at most 16 strings are allowed (got 17)"),
-        ({"stop": "a" * 257}, "stop", "at most 256 characters each are allowed (got 257)"),
-        ({"speculation": {"k": 9}}, "speculation.k", "at most 8 (got 9)"),
-        (
-            {"speculation": {"disable_by_batch_size": 0}},
-            "speculation.disable_by_batch_size",
-            "greater than or equal to 1",
-        ),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
-        ({"structured_outputs": {}}, "structured_outputs", "exactly one of json"),
-        ({"structured_outputs": {"json_object": False}}, "structured_outputs", "(got none)"),
-        (
-            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
-            "structured_outputs",
-            "(got regex and choice)",
-        ),
-        (
-            {"structured_outputs": {"json": {}, "json_object": True}},
-            "structured_outputs",
-            "(got json and json_object)",
-        ),
-        *(
-            (
-                {"response_format": response_format, "structured_outputs": outputs},
-                "structured_outputs",
-                "send one",
-            )
-            for response_format in (
-                {"type": "json_object"},
-                {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
-            )
-            for outputs in ({"json": SCHEMA}, {"regex": "a"}, {"choice": ["a"]})
-        ),
-    ],
-)
-def test_limits_of_the_config(fields, param, message):
-    with pytest.raises(InvalidRequest) as caught:
-        chat(**fields)
-    assert caught.value.param == param
-    assert message in caught.value.message
-
-
 def test_refusals_name_the_field_the_client_wrote():
     with pytest.raises(ContextTooLong, match=r"messages: .*200.*201") as caught:
         chat(messages=[{"role": "user", "content": "x" * 198}], max_tokens=1)
@@ -207,45 +148,12 @@ def test_a_default_beyond_the_limit_does_not_break_it():
     assert chat(model).max_tokens == 10
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"model": "tiny", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
-        '{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}'.encode("utf-16"),
-        b'{"model": "\xed\xa0\x80", "messages": [{"role": "user", "content": "a"}]}',
-    ],
-    ids=["raw", "utf-16", "model"],
-)
-def test_bodies_that_are_no_utf8_are_refused(body):
-    with pytest.raises(InvalidRequest, match="not valid JSON") as caught:
-        prepare_turn(parse(body, ChatCompletionRequest), MODEL, "r1")
-    assert caught.value.code == "invalid_json"
-
-
 @pytest.mark.parametrize("depth", range(900, 1000, 3))
 def test_a_deep_value_is_refused_and_not_our_fault(depth):
     nested = "[" * depth + "]" * depth
     body = f'{{"model": {nested}, "messages": [{{"role": "user", "content": "a"}}]}}'
     with pytest.raises(InvalidRequest):
         parse(body.encode(), ChatCompletionRequest)
-
-
-@pytest.mark.parametrize("kind", ["text", "json_object"])
-def test_a_schema_without_its_type_is_refused(kind):
-    with pytest.raises(InvalidRequest) as caught:
-        chat(response_format={"type": kind, "json_schema": {"name": "x", "schema": SCHEMA}})
-    assert caught.value.param == "response_format.json_schema"
-
-
-def test_nulls_and_values_that_ask_for_nothing_are_accepted():
-    request = chat(
-        stream=True,
-        stream_options={"include_usage": None, "include_obfuscation": False},
-        speculation={"enabled": None, "k": None},
-        top_k=-1,
-    )
-    assert request.speculation == SpeculationSettings()
-    assert request.sampling.top_k == 0
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-50, 1e-6])
@@ -293,10 +201,6 @@ def test_a_schema_becomes_a_grammar_with_its_keys_in_order(fields):
     assert chat(**fields).grammar == expected
     assert completion(**fields).grammar == expected
     assert expected.text.index('"b"') < expected.text.index('"a"')
-
-
-def test_free_text_has_no_grammar():
-    assert chat(response_format={"type": "text"}).grammar is None
 
 
 @pytest.mark.parametrize(
@@ -362,7 +266,7 @@ def test_sampling_fields_pass():
     }
     for request in (chat(seed=1, **fields), completion(seed=1, **fields)):
         assert request.sampling == Sampling(seed=1, **fields)
-    assert chat(seed=1).sampling == Sampling(seed=1)
+    assert chat(seed=1, top_k=-1).sampling == Sampling(seed=1)
 
 
 def test_the_verification_rule_is_the_servers_unless_asked_for():
@@ -415,31 +319,6 @@ def test_how_many_logprobs():
     assert completion(logprobs=4).sampling.num_prompt_logprobs == -1
     echoed = completion(logprobs=4, echo=True, prompt_logprobs=2).sampling
     assert (echoed.num_logprobs, echoed.num_prompt_logprobs) == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        (
-            {"logit_bias": {str(VOCAB_SIZE): 1}},
-            "logit_bias",
-            f"token id {VOCAB_SIZE} is outside the vocabulary of {VOCAB_SIZE}",
-        ),
-        ({"stop_token_ids": [-1]}, "stop_token_ids", "token id -1 is outside"),
-        (
-            {"min_tokens": 6, "max_tokens": 5},
-            "min_tokens",
-            "at most max_tokens, 5 (got 6)",
-        ),
-        ({"top_logprobs": 2}, "top_logprobs", "only allowed with logprobs: true (got 2)"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "with stream: false"),
-    ],
-)
-def test_refusals_of_sampling_terms_name_field_and_value(fields, param, message):
-    with pytest.raises(InvalidRequest) as caught:
-        chat(**fields)
-    assert caught.value.param == param
-    assert message in caught.value.message
 
 
 def ids(text: str) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
-from deployments.api.bodies import parse
 from deployments.api.requests import ServedModel, prepare_turn
 from deployments.api.schemas.requests import ChatCompletionRequest
 from deployments.api.turns.asked_turn import AskedTurn
@@ -17,8 +17,9 @@ from models.text.tools.formats import HERMES, LLAMA3_JSON
 from models.text.tools.prompt import TurnFormats
 from models.text.tools.reasoning import REASONING
 from router.types import GenerationRequest
+from tests.deployments.api.asking import post, read, refusal
 from tests.fakes.http import ScriptedGenerator, served_model
-from tests.harness.http_clients import client_of, events_of
+from tests.harness.http_clients import events_of
 
 
 def tool(name: str, **fields: Any) -> dict[str, Any]:
@@ -47,8 +48,7 @@ NOTED = {"name": "note", "arguments": "{}"}
 
 
 def asked(model: ServedModel = ROOMY, **fields: Any) -> tuple[GenerationRequest, AskedTurn]:
-    body = json.dumps(CHAT | fields).encode()
-    return prepare_turn(parse(body, ChatCompletionRequest), model, "r1")
+    return prepare_turn(read(ChatCompletionRequest, CHAT, **fields), model, "r1")
 
 
 def grammar_of(**fields: Any) -> str:
@@ -60,9 +60,14 @@ def prompt_of(**fields: Any) -> str:
     return ROOMY.tokenizer.decode(asked(**fields)[0].prompt_ids)
 
 
+async def ask(
+    generator: ScriptedGenerator, model: ServedModel = ROOMY, **fields: Any
+) -> httpx.Response:
+    return await post("/v1/chat/completions", CHAT | fields, generator, model=model)
+
+
 async def answer(texts: tuple[str, ...], **fields: Any) -> Any:
-    async with client_of(ScriptedGenerator(texts=texts), model=ROOMY) as client:
-        response = await client.post("/v1/chat/completions", json=CHAT | fields)
+    response = await ask(ScriptedGenerator(texts=texts), **fields)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -96,9 +101,7 @@ async def test_text_under_auto_is_text():
 
 async def test_a_turn_that_was_cut_off_says_so_and_has_what_came():
     generator = ScriptedGenerator(texts=TEXTS[:14], finish_reason="length")
-    async with client_of(generator, model=ROOMY) as client:
-        body = (await client.post("/v1/chat/completions", json=CHAT)).json()
-    [choice] = body["choices"]
+    [choice] = (await ask(generator)).json()["choices"]
     assert choice["finish_reason"] == "length"
     [call] = choice["message"]["tool_calls"]
     assert ADDED["arguments"].startswith(call["function"]["arguments"])
@@ -106,9 +109,8 @@ async def test_a_turn_that_was_cut_off_says_so_and_has_what_came():
 
 async def test_each_choice_is_read_on_its_own():
     texts_of = {3: (ONE,), 4: ("No.",)}
-    async with client_of(ScriptedGenerator(texts_of=texts_of), model=ROOMY) as client:
-        body = (await client.post("/v1/chat/completions", json=CHAT | {"n": 2, "seed": 3})).json()
-    calling, saying = body["choices"]
+    response = await ask(ScriptedGenerator(texts_of=texts_of), n=2, seed=3)
+    calling, saying = response.json()["choices"]
     assert [call["function"] for call in calling["message"]["tool_calls"]] == [ADDED]
     assert (calling["finish_reason"], saying["finish_reason"]) == ("tool_calls", "stop")
     assert saying["message"]["content"] == "No."
@@ -117,8 +119,7 @@ async def test_each_choice_is_read_on_its_own():
 @pytest.mark.parametrize("size", [1, 3, 1000])
 async def test_a_stream_adds_up_to_the_answer(size):
     texts = tuple(TWO[i : i + size] for i in range(0, len(TWO), size))
-    async with client_of(ScriptedGenerator(texts=texts), model=ROOMY) as client:
-        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    response = await ask(ScriptedGenerator(texts=texts), stream=True)
     *events, done = events_of(response.text)
     assert done == "[DONE]"
     content = ""
@@ -140,9 +141,8 @@ async def test_a_stream_adds_up_to_the_answer(size):
 
 
 async def test_a_stream_that_must_call_begins_without_content():
-    body = CHAT | {"stream": True, "tool_choice": "required"}
-    async with client_of(ScriptedGenerator(texts=(ONE,)), model=ROOMY) as client:
-        events = events_of((await client.post("/v1/chat/completions", json=body)).text)
+    must_call = {"stream": True, "tool_choice": "required"}
+    events = events_of((await ask(ScriptedGenerator(texts=(ONE,)), **must_call)).text)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
@@ -154,12 +154,9 @@ def thinking(layout: Any = HERMES) -> ServedModel:
 
 
 async def test_reasoning_is_apart_from_the_content():
-    texts = ("<thi", "nk>\nSo.\n</th", "ink>\n\nYes", ".")
-    body = {"model": "tiny", "messages": [USER]}
-    generator = ScriptedGenerator(texts=texts)
-    async with client_of(generator, model=thinking()) as client:
-        whole = (await client.post("/v1/chat/completions", json=body)).json()
-        stream = await client.post("/v1/chat/completions", json=body | {"stream": True})
+    generator = ScriptedGenerator(texts=("<thi", "nk>\nSo.\n</th", "ink>\n\nYes", "."))
+    whole = (await ask(generator, thinking(), tools=[])).json()
+    stream = await ask(generator, thinking(), tools=[], stream=True)
     message = whole["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("So.", "Yes.")
     deltas = [event["choices"][0]["delta"] for event in events_of(stream.text)[:-1]]
@@ -398,18 +395,15 @@ def test_refusals_name_the_field(fields, param, words):
 )
 async def test_a_refused_schema_is_named_by_its_tool(message, param, told):
     schema = {"name": "x", "schema": {"type": "object"}}
-    body = CHAT | {"response_format": {"type": "json_schema", "json_schema": schema}}
+    wanted = {"type": "json_schema", "json_schema": schema}
     generator = ScriptedGenerator(error=UnsupportedGrammar(message))
-    async with client_of(generator, model=ROOMY) as client:
-        response = await client.post("/v1/chat/completions", json=body)
+    response = await ask(generator, response_format=wanted)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
     assert error["message"] == f"{param}: {told}"
 
 
 async def test_text_completions_have_no_tools():
-    async with client_of(ScriptedGenerator(), model=ROOMY) as client:
-        body = {"model": "tiny", "prompt": "hi", "parallel_tool_calls": True, "tools": []}
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
-        refused = await client.post("/v1/completions", json=body | {"tools": [ADD]})
-    assert refused.json()["error"]["param"] == "tools"
+    body = {"model": "tiny", "prompt": "hi", "parallel_tool_calls": True, "tools": []}
+    assert (await post("/v1/completions", body)).status_code == 200
+    assert (await refusal("/v1/completions", body | {"tools": [ADD]}))["param"] == "tools"

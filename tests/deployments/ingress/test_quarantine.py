@@ -9,18 +9,15 @@ from deployments.ingress.quarantine import QUARANTINE_S, Quarantine
 from models.protocol.errors import ReplicasLost, Unavailable
 from models.protocol.messages import Grammar, Sampling
 from router.types import GenerationRequest
-from tests.fakes.http import ScriptedGenerator
-from tests.harness.http_clients import client_of
-
-BODY = {"model": "tiny", "prompt": "The old bear"}
+from tests.deployments.api.asking import post
+from tests.fakes.http import TEXT, ScriptedGenerator
+from tests.fakes.sessions import asked
 
 
 def asking(*prompt_ids: int, seed: int = 0, grammar: str = "") -> GenerationRequest:
-    return GenerationRequest(
-        request_id="s",
+    return asked(
         prompt_ids=prompt_ids,
         sampling=Sampling(seed=seed),
-        eos_ids=(0,),
         max_tokens=5 + seed,
         grammar=Grammar(kind="regex", text=grammar) if grammar else None,
     )
@@ -51,10 +48,12 @@ def test_a_request_that_ended_otherwise_is_not_refused(code: str) -> None:
 
 async def test_it_is_refused_over_http_and_reaches_no_target() -> None:
     generator, quarantine = ScriptedGenerator(error=ReplicasLost("lost 3 times")), Quarantine()
-    async with client_of(
-        generator, sinks_of=lambda _, request: [quarantine.sink(request)]
-    ) as client:
-        answers = [await client.post("/v1/completions", json=BODY) for _ in range(2)]
+    answers = [
+        await post(
+            "/v1/completions", TEXT, generator, sinks_of=lambda _, one: [quarantine.sink(one)]
+        )
+        for _ in range(2)
+    ]
     assert [answer.status_code for answer in answers] == [503, 503]
     assert [a.json()["error"]["code"] for a in answers] == [ReplicasLost.code, "quarantined"]
     assert len(generator.requests) == 1

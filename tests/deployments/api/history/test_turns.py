@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from deployments.api.bodies import parse
 from deployments.api.history.turns import turns_of
-from deployments.api.requests import ServedModel, prepare_turn
+from deployments.api.requests import prepare_turn
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.requests import ChatCompletionRequest
 from models.protocol.errors import InvalidRequest
 from models.text.tools.formats import LLAMA3_JSON, MISTRAL
 from models.text.tools.prompt import TurnFormats
-from tests.fakes.http import served_model
+from tests.deployments.api.asking import read
+from tests.fakes.http import CHAT, served_model
 
 ROOMY = served_model(max_model_len=4000)
 USER = {"role": "user", "content": "hi"}
@@ -26,8 +26,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "31"}
 
 
 def turns(*messages: Any) -> list[dict[str, Any]]:
-    body = {"model": "tiny", "messages": [USER, *messages, USER]}
-    parsed = parse(json.dumps(body).encode(), ChatCompletionRequest)
+    parsed = read(ChatCompletionRequest, CHAT, messages=[USER, *messages, USER])
     prepare_turn(parsed, ROOMY, "r1")  # it can be rendered
     first, *others, last = turns_of(parsed.messages)
     assert first == last == USER
@@ -256,8 +255,7 @@ def test_what_somebody_writes_is_text_or_refused(role, content):
 
 
 def prompted(layout: Any, *messages: Any) -> list[dict[str, Any]]:
-    body = {"model": "tiny", "messages": [USER, *messages]}
-    parsed = parse(json.dumps(body).encode(), ChatCompletionRequest)
+    parsed = read(ChatCompletionRequest, CHAT, messages=[USER, *messages])
     formats = TurnFormats(layout=layout, is_described=False)
     return formats.prompted(turns_of(parsed.messages), [])[0][1:]
 
@@ -294,12 +292,9 @@ def test_calls_of_one_turn_are_turns_of_their_own_where_the_template_takes_one()
 # --- items of responses ---------------------------------------------------------------------------
 
 
-def items(*listed: Any, model: ServedModel = ROOMY) -> list[dict[str, Any]]:
-    body = {"model": "tiny", "input": [USER, *listed, USER]}
-    parsed = parse(json.dumps(body).encode(), ResponsesRequest)
-    chat = parse(
-        json.dumps({"model": "tiny", "messages": parsed.input}).encode(), ChatCompletionRequest
-    )
+def items(*listed: Any) -> list[dict[str, Any]]:
+    parsed = read(ResponsesRequest, {"model": "tiny", "input": [USER, *listed, USER]})
+    chat = read(ChatCompletionRequest, CHAT, messages=parsed.input)
     return turns_of(chat.messages)[1:-1]
 
 

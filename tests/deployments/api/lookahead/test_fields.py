@@ -7,9 +7,10 @@ import pytest
 
 from deployments.api.lookahead.fields import LookaheadOptions
 from router.types import LookaheadSettings
+from tests.deployments.api.asking import post, refusal
 from tests.fakes.http import ScriptedGenerator
-from tests.harness.http_clients import client_of
 
+CHATS = "/v1/chat/completions"
 WORDS = {"kind": "concepts", "concepts": ["dog"]}
 STEERED = {"lookahead": {"method": "cdsl", "reward": WORDS}}
 BODY: dict[str, Any] = {
@@ -20,12 +21,9 @@ BODY: dict[str, Any] = {
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-async def refusal(body: dict[str, Any], url: str = "/v1/chat/completions") -> tuple[str, str]:
+async def refused(body: dict[str, Any], path: str = CHATS) -> tuple[str, str]:
     """The field and the message of a 400."""
-    async with client_of(ScriptedGenerator()) as client:
-        answer = await client.post(url, json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    error = await refusal(path, body)
     return error["param"], error["message"]
 
 
@@ -46,7 +44,7 @@ async def refusal(body: dict[str, Any], url: str = "/v1/chat/completions") -> tu
 )
 async def test_a_field_that_does_not_go_with_it(fields: dict[str, Any]) -> None:
     [name] = fields
-    param, message = await refusal(BODY | STEERED | fields)
+    param, message = await refused(BODY | STEERED | fields)
     assert param == name
     assert message.startswith(f"{name}: does not go with lookahead, leave it at ")
 
@@ -56,7 +54,7 @@ async def test_a_field_that_does_not_go_with_it(fields: dict[str, Any]) -> None:
     [("choice_sampling", "exact", '"masked"'), ("choice_probabilities", True, "false")],
 )
 async def test_choices_are_masked_and_not_weighed(name: str, value: object, wanted: str) -> None:
-    param, message = await refusal(
+    param, message = await refused(
         BODY | STEERED | {"structured_outputs": {"choice": ["a"], name: value}}
     )
     assert param == f"structured_outputs.{name}"
@@ -77,13 +75,11 @@ async def test_choices_are_masked_and_not_weighed(name: str, value: object, want
 )
 async def test_a_grammar_goes_with_it(fields: dict[str, Any], kind: str | None) -> None:
     generator = ScriptedGenerator()
-    async with client_of(generator) as client:
-        answer = await client.post("/v1/chat/completions", json=BODY | STEERED | fields)
-        assert answer.status_code == 200, answer.text
+    answers = [await post(CHATS, BODY | STEERED | fields, generator)]
+    if "tools" not in fields:
         text = {"model": "tiny", "prompt": "x"} | STEERED
-        if "tools" not in fields:
-            answer = await client.post("/v1/completions", json=text | fields)
-            assert answer.status_code == 200, answer.text
+        answers.append(await post("/v1/completions", text | fields, generator))
+    assert [answer.status_code for answer in answers] == [200] * len(answers), answers[-1].text
     for request in generator.requests:
         assert request.lookahead is not None
         assert request.choices == ()
@@ -93,18 +89,15 @@ async def test_a_grammar_goes_with_it(fields: dict[str, Any], kind: str | None) 
 async def test_a_response_may_be_steered_too() -> None:
     generator = ScriptedGenerator()
     body = {"model": "tiny", "input": "hi"} | STEERED
-    async with client_of(generator) as client:
-        answer = await client.post("/v1/responses", json=body)
-        assert answer.status_code == 200, answer.text
-        refused = await client.post(
-            "/v1/responses", json=body | {"include": ["message.output_text.logprobs"]}
-        )
+    answer = await post("/v1/responses", body, generator)
+    assert answer.status_code == 200, answer.text
     [request] = generator.requests
     assert request.lookahead is not None
     assert request.lookahead.reward == '{"kind": "concepts", "concepts": ["dog"]}'
-    error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, "include")
-    assert error["message"].startswith("include: does not go with lookahead")
+    logprobs = {"include": ["message.output_text.logprobs"]}
+    param, message = await refused(body | logprobs, "/v1/responses")
+    assert param == "include"
+    assert message.startswith("include: does not go with lookahead")
 
 
 @pytest.mark.parametrize(
@@ -112,18 +105,18 @@ async def test_a_response_may_be_steered_too() -> None:
 )
 async def test_an_option_of_speculation_that_does_not_go_with_it(options: dict[str, Any]) -> None:
     [name] = options
-    param, message = await refusal(BODY | STEERED | {"speculation": options})
+    param, message = await refused(BODY | STEERED | {"speculation": options})
     assert param == f"speculation.{name}"
     assert "does not go with lookahead" in message
 
 
 async def test_several_prompts_and_logprobs_of_text() -> None:
     text = {"model": "tiny", "prompt": ["a", "b"]} | STEERED
-    assert await refusal(text, "/v1/completions") == (
+    assert await refused(text, "/v1/completions") == (
         "prompt",
         'prompt: does not go with lookahead, leave it at "one prompt" (got "2 prompts")',
     )
-    param, _ = await refusal(text | {"prompt": "a", "logprobs": 0}, "/v1/completions")
+    param, _ = await refused(text | {"prompt": "a", "logprobs": 0}, "/v1/completions")
     assert param == "logprobs"
 
 
@@ -158,7 +151,7 @@ async def test_several_prompts_and_logprobs_of_text() -> None:
 async def test_a_wrong_value_is_refused_by_name(
     lookahead: dict[str, Any], param: str, fault: str
 ) -> None:
-    named, message = await refusal(BODY | {"lookahead": lookahead})
+    named, message = await refused(BODY | {"lookahead": lookahead})
     assert named == f"lookahead.{param}"
     assert message.startswith(f"lookahead.{param}: ") or "unknown" in message
     assert fault in message
@@ -176,8 +169,7 @@ def test_the_api_and_the_router_have_the_same_defaults() -> None:
 async def test_the_rule_of_acceptance_is_the_routers(acceptance: str) -> None:
     generator = ScriptedGenerator()
     asked = {"method": "cdsl", "reward": WORDS, "acceptance": acceptance, "commit": "token"}
-    async with client_of(generator) as client:
-        answer = await client.post("/v1/chat/completions", json=BODY | {"lookahead": asked})
+    answer = await post(CHATS, BODY | {"lookahead": asked}, generator)
     assert answer.status_code == 200, answer.text
     settings = generator.requests[0].lookahead
     assert settings is not None
@@ -188,12 +180,11 @@ async def test_what_the_router_is_asked() -> None:
     generator = ScriptedGenerator()
     asked = {"method": "cdsl", "reward": WORDS, "verification": "speculative_sampling"}
     terms = {"length": 5, "candidates": 2, "commit": "rollout", "seed": -1, "budget": 9}
-    async with client_of(generator) as client:
-        body = BODY | {"temperature": 0.5, "lookahead": asked | terms}
-        answer = await client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        off = BODY | {"lookahead": {"method": "off"}, "n": 2}
-        assert (await client.post("/v1/chat/completions", json=off)).status_code == 200
+    body = BODY | {"temperature": 0.5, "lookahead": asked | terms}
+    answer = await post(CHATS, body, generator)
+    assert answer.status_code == 200, answer.text
+    off = BODY | {"lookahead": {"method": "off"}, "n": 2}
+    assert (await post(CHATS, off, generator)).status_code == 200
     steered, *others = generator.requests
     settings = steered.lookahead
     assert settings is not None

@@ -65,9 +65,8 @@ async def test_the_browser_is_told_to_hold_the_page_to_that() -> None:
     assert headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_page_needs_no_key_and_the_api_does(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"ann {64 * '0'}\n")
-    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(tmp_path / "keys")) as client:
+async def test_the_page_needs_no_key_and_the_api_does(keys: ApiKeys) -> None:
+    async with client_of(ScriptedGenerator(), api_keys=keys) as client:
         assert (await client.get("/")).status_code == 200
         for name in FILES:
             assert (await client.get(f"/playground/{name}")).status_code == 200
@@ -95,7 +94,7 @@ async def test_nothing_else_is_served(path: str) -> None:
 
 async def test_other_methods_are_refused_in_words() -> None:
     async with client_of(ScriptedGenerator()) as client:
-        for path in ("/", "/playground/app.js"):
+        for path in ("/", "/playground/app.js", "/livez", "/readyz", "/metrics"):
             answer = await client.post(path)
             assert answer.status_code == 405, path
             assert "method not allowed" in answer.json()["error"]["message"]

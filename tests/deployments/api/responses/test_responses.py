@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,12 +14,13 @@ import pytest_asyncio
 
 from loadtest.clients.catalog import Target
 from models.protocol.errors import Unavailable
+from tests.deployments.api.asking import post, refusal
 from tests.fakes.http import ScriptedGenerator, served_model
-from tests.harness.http_clients import client_of
 from tests.harness.served_demo import demo_over_http
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
+BODY = {"model": "tiny", "input": "hi"}
 STORY = "Write a short story about a dog and a ball."
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
 WEATHER = {
@@ -284,17 +284,14 @@ async def test_without_asking_there_are_none(client):
 
 
 async def test_too_many_logprobs_are_refused_by_the_name_that_the_client_wrote():
-    model = replace(served_model(), max_logprob_entries=10)
-    async with client_of(ScriptedGenerator(), model=model) as client:
-        for fields, param in (
-            ({"include": LOGPROBS["include"]}, "include"),
-            (LOGPROBS, "top_logprobs"),
-            ({"speculation": {"details": True}}, "speculation.details"),
-        ):
-            body = {"model": "tiny", "input": "hi", "max_output_tokens": 30} | fields
-            response = await client.post("/v1/responses", json=body)
-            assert response.status_code == 400, fields
-            assert response.json()["error"]["param"] == param
+    model = served_model(max_logprob_entries=10)
+    for fields, param in (
+        ({"include": LOGPROBS["include"]}, "include"),
+        (LOGPROBS, "top_logprobs"),
+        ({"speculation": {"details": True}}, "speculation.details"),
+    ):
+        body = BODY | {"max_output_tokens": 30} | fields
+        assert (await refusal("/v1/responses", body, model=model))["param"] == param
 
 
 async def test_the_rounds_are_told_beside_the_response(client):
@@ -343,34 +340,31 @@ def turns(num: int) -> list[dict[str, Any]]:
 
 
 async def test_the_oldest_turns_go_where_a_conversation_does_not_fit(client):
-    async def post(items: Any, **fields: Any) -> httpx.Response:
+    async def ask(items: Any, **fields: Any) -> httpx.Response:
         body = {"model": "demo", "input": items, "temperature": 0, "max_output_tokens": 8}
         return await client.post("/v1/responses", json=body | fields)
 
     whole = turns(30)
-    assert (await post(whole)).json()["error"]["code"] == "context_length_exceeded"
-    cut = (await post(whole, **CUT)).json()
+    assert (await ask(whole)).json()["error"]["code"] == "context_length_exceeded"
+    cut = (await ask(whole, **CUT)).json()
     assert cut["truncation"] == "auto"
     # By hand: the longest end that begins with a question and fits.
     for start in range(0, len(whole), 2):
-        kept = await post(whole[start:], instructions=CUT["instructions"])
+        kept = await ask(whole[start:], instructions=CUT["instructions"])
         if kept.status_code == 200:
             break
     assert 0 < start < len(whole) - 1
     assert kept.json()["usage"]["input_tokens"] == cut["usage"]["input_tokens"]
     assert kept.json()["output"][0]["content"] == cut["output"][0]["content"]
     # What fits stays whole, and one message that does not fit is refused as it was.
-    small = [(await post(turns(2), **fields)).json() for fields in ({}, {**CUT})]
+    small = [(await ask(turns(2), **fields)).json() for fields in ({}, {**CUT})]
     assert small[1]["usage"]["input_tokens"] > small[0]["usage"]["input_tokens"]
-    huge = await post([*turns(2), {"role": "user", "content": WORDS * 400}], **CUT)
+    huge = await ask([*turns(2), {"role": "user", "content": WORDS * 400}], **CUT)
     assert huge.status_code == 400
     assert huge.json()["error"]["param"] == "input"
 
 
 # --- refusals -------------------------------------------------------------------------------------
-
-
-BODY = {"model": "tiny", "input": "hi"}
 
 
 @pytest.mark.parametrize(
@@ -421,17 +415,14 @@ BODY = {"model": "tiny", "input": "hi"}
     ],
 )
 async def test_what_is_not_served_is_refused_by_the_name_that_the_client_wrote(fields, param):
-    async with client_of(ScriptedGenerator()) as scripted:
-        response = await scripted.post("/v1/responses", json=BODY | fields)
+    response = await post("/v1/responses", BODY | fields)
     assert response.status_code == (404 if param == "model" else 400)
     assert response.json()["error"]["param"] == param
 
 
 async def test_a_broken_stream_ends_with_an_error_that_the_client_raises():
     scripted = ScriptedGenerator(error=Unavailable("the target is gone"), error_at=1)
-    async with client_of(scripted) as client:
-        body = {"model": "tiny", "input": "hi", "stream": True}
-        response = await client.post("/v1/responses", json=body)
+    response = await post("/v1/responses", BODY | {"stream": True}, scripted)
     *_, last = response.text.strip().split("\n\n")
     name, data = last.split("\n")
     assert name == "event: error"

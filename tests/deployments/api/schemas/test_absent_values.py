@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from deployments.api.bodies import parse
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from models.protocol.errors import InvalidRequest
+from tests.deployments.api.asking import read
 
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"default": None}}}}
 CHAT: dict[str, Any] = {
@@ -21,17 +20,17 @@ CHAT: dict[str, Any] = {
 RESPONSE: dict[str, Any] = {"model": "m", "input": "hi", "tools": [{"type": "function", **TOOL}]}
 
 
-def read(shape: Any, body: dict[str, Any], **fields: Any) -> Any:
-    return parse(json.dumps(body | fields).encode(), shape)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
         {"tools": [{"type": "function", "function": TOOL | {"strict": None}, "cache_control": {}}]},
-        {"tool_choice": None, "reasoning_effort": None, "verbosity": None},
+        {"tool_choice": None, "reasoning_effort": None, "verbosity": None, "anything": None},
         {"response_format": None, "lookahead": None, "prediction": None},
-        {"speculation": {"k": None, "drafter": None}},
+        {"speculation": {"k": None, "drafter": None, "enabled": None}},
+        {"temperature": None, "stop": None, "speculation": None},
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
+        {"logprobs": False, "min_p": 0.0},
         {"logit_bias": {"5": None}},
         {"include_reasoning": True, "client_metadata": {"a": 1}, "reasoning": {"effort": None}},
         {"top_logprobs": None, "n": 1.0, "use_beam_search": False},

@@ -11,16 +11,12 @@ import pytest
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar, Sampling
-from tests.fakes.http import TEXT, ScriptedGenerator
-from tests.harness.http_clients import client_of, events_of, openai_client
+from tests.deployments.api.asking import post, refusal
+from tests.fakes.http import BODIES, CHAT, ScriptedGenerator
+from tests.harness.http_clients import events_of, openai_client
 
-MESSAGES: Any = [{"role": "user", "content": "hi"}]
-CHAT = {"model": "tiny", "messages": MESSAGES}
-BOTH = pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)],
-    ids=["chat", "text"],
-)
+BOTH = pytest.mark.parametrize(("path", "body"), BODIES.items(), ids=["chat", "text"])
+MESSAGES: Any = CHAT["messages"]
 
 
 @pytest.mark.parametrize("error_at", [0, 1], ids=["first", "later"])
@@ -52,9 +48,8 @@ async def test_a_refused_grammar_names_the_field_as_the_client_spelt_it(
     path, body, constraint, field, error_at
 ):
     generator = ScriptedGenerator(error=UnsupportedGrammar("position 3: no"), error_at=error_at)
-    async with client_of(generator) as client:
-        answer = await client.post(path, json=body | constraint)
-        stream = await client.post(path, json=body | constraint | {"stream": True})
+    answer = await post(path, body | constraint, generator)
+    stream = await post(path, body | constraint | {"stream": True}, generator)
     assert answer.status_code == 400
     assert stream.status_code == (200 if error_at else 400)
     told = events_of(stream.text)[-1] if error_at else stream.json()
@@ -112,8 +107,6 @@ def test_the_openai_client_sends_every_field():
 @pytest.mark.parametrize(
     ("outputs", "param", "part"),
     [
-        ({"grammar": "x", "regex": "a"}, "structured_outputs", "got regex and grammar"),
-        ({}, "structured_outputs", "got none"),
         (
             {"regex": "a", "whitespace_pattern": " ?"},
             "structured_outputs.whitespace_pattern",
@@ -133,10 +126,8 @@ def test_the_openai_client_sends_every_field():
 )
 @BOTH
 async def test_options_that_do_not_fit_are_refused_by_name(path, body, outputs, param, part):
-    async with client_of(ScriptedGenerator()) as client:
-        answer = await client.post(path, json=body | {"structured_outputs": outputs})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param)
+    error = await refusal(path, body | {"structured_outputs": outputs})
+    assert error["param"] == param
     assert part in error["message"]
 
 
@@ -147,9 +138,7 @@ async def test_options_that_do_not_fit_are_refused_by_name(path, body, outputs, 
 async def test_a_format_takes_only_its_own_fields(field, owner):
     value = {"json_schema": {"name": "x", "schema": {}}, "format": {}, "triggers": ["<a"]}[field]
     body = CHAT | {"response_format": {"type": "json_object", field: value}}
-    async with client_of(ScriptedGenerator()) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    error = answer.json()["error"]
+    error = await refusal("/v1/chat/completions", body)
     assert error["param"] == f"response_format.{field}"
     assert f"only allowed with type '{owner}'" in error["message"]
 
@@ -162,9 +151,10 @@ async def test_a_text_is_compared_without_generation():
 
     generator = ScriptedGenerator()
     body = {"structured_outputs": {"regex": "a+b"}, "model": "tiny"}
-    async with client_of(generator, check_grammar=checker) as client:
-        stops = await client.post("/v1/grammar/check", json=body | {"text": "aac"})
-        short = await client.post("/v1/grammar/check", json=body | {"text": "aa"})
+    stops, short = [
+        await post("/v1/grammar/check", body | {"text": text}, generator, check_grammar=checker)
+        for text in ("aac", "aa")
+    ]
     assert stops.json() == {
         "object": "grammar.check",
         "valid": False,
@@ -195,6 +185,5 @@ async def test_what_cannot_be_compared_is_refused_by_name(fields, status, param)
     async def checker(grammar: Grammar, text: str) -> GrammarChecked:
         raise UnsupportedGrammar("position 0: no")
 
-    async with client_of(ScriptedGenerator(), check_grammar=checker) as client:
-        answer = await client.post("/v1/grammar/check", json={"text": "a"} | fields)
+    answer = await post("/v1/grammar/check", {"text": "a"} | fields, check_grammar=checker)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)

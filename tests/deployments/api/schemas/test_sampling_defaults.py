@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from deployments.api.bodies import parse
-from deployments.api.requests import prepare_turn
 from deployments.api.responses.job import responses_job
 from deployments.api.responses.shapes import ResponsesRequest
-from deployments.api.schemas.requests import ChatCompletionRequest
 from deployments.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from models.protocol.messages import Sampling
+from tests.deployments.api.asking import chat_request, read
 from tests.fakes.http import served_model
 
 FILE = {"temperature": 0.6, "top_k": 20, "top_p": 0.8, "do_sample": True, "max_new_tokens": 9}
@@ -22,9 +20,7 @@ OF_FILE = sampling_defaults("auto", FILE, NOTHING)
 
 
 def sampled(**fields: Any) -> Sampling:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | fields
-    parsed = parse(json.dumps(body).encode(), ChatCompletionRequest)
-    return prepare_turn(parsed, served_model(sampling=OF_FILE), "r")[0].sampling
+    return chat_request(served_model(sampling=OF_FILE), **fields).sampling
 
 
 def test_the_checkpoints_values_are_for_fields_that_a_request_does_not_have():
@@ -36,7 +32,7 @@ def test_the_checkpoints_values_are_for_fields_that_a_request_does_not_have():
 
 def test_a_response_says_what_it_was_sampled_with():
     model = served_model(sampling=OF_FILE)
-    asked = parse(b'{"model": "tiny", "input": "hi", "top_p": 0.5}', ResponsesRequest)
+    asked = read(ResponsesRequest, {"model": "tiny", "input": "hi", "top_p": 0.5})
     job = responses_job(asked, model)
     [request] = job.requests
     assert (request.sampling.temperature, request.sampling.top_p) == (0.6, 0.5)
@@ -47,13 +43,9 @@ def test_a_response_says_what_it_was_sampled_with():
 def test_look_aheads_take_no_default_penalty():
     model = served_model(sampling=SamplingDefaults(repetition_penalty=1.2))
     reward = {"kind": "words", "required": ["dog"], "forbidden": None}
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-    steered = body | {"lookahead": {"method": "cdlh", "reward": reward}}
-    penalties = [
-        prepare_turn(parse(json.dumps(one).encode(), ChatCompletionRequest), model, "r")[0]
-        for one in (body, steered)
-    ]
-    assert [one.sampling.repetition_penalty for one in penalties] == [1.2, 1.0]
+    steered = {"lookahead": {"method": "cdlh", "reward": reward}}
+    asked = [chat_request(model, **fields).sampling for fields in ({}, steered)]
+    assert [one.repetition_penalty for one in asked] == [1.2, 1.0]
 
 
 def test_an_operator_replaces_values_or_drops_them_all(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 from deployments.api.requests import ServedModel
 from models.text.tokenizer import Tokenizer
-from tests.fakes.http import ScriptedGenerator, served_model
-from tests.harness.http_clients import client_of
+from tests.deployments.api.asking import post, refusal
+from tests.fakes.http import CHAT, ScriptedGenerator, served_model
 from tests.harness.local import DEMO
 
 # Writes a system's turn by the variables `style` and `words`, where the first is given.
@@ -24,7 +24,6 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-MESSAGES = [{"role": "user", "content": "hi"}]
 BARE = "<|user|>hi<|end|><|assistant|>"
 
 
@@ -61,14 +60,13 @@ def text_of(model: ServedModel, ids: Any) -> str:
 async def test_a_variable_reaches_the_template_on_every_route(model, settings, expected):
     generator = ScriptedGenerator()
     extra = {} if settings is None else {"chat_template_kwargs": settings}
-    async with client_of(generator, model=model) as client:
-        for path, body in (
-            ("/v1/chat/completions", {"messages": MESSAGES}),
-            ("/v1/responses", {"input": "hi"}),
-        ):
-            answer = await client.post(path, json={"model": "tiny", **body, **extra})
-            assert answer.status_code == 200, answer.text
-        tokenized = await client.post("/tokenize", json={"messages": MESSAGES, **extra})
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"model": "tiny", "input": "hi"}),
+    ):
+        answer = await post(path, body | extra, generator, model=model)
+        assert answer.status_code == 200, answer.text
+    tokenized = await post("/tokenize", {"messages": CHAT["messages"], **extra}, model=model)
     prompts = [request.prompt_ids for request in generator.requests]
     prompts.append(tokenized.json()["tokens"])
     assert [text_of(model, ids) for ids in prompts] == [expected] * 3
@@ -76,10 +74,8 @@ async def test_a_variable_reaches_the_template_on_every_route(model, settings, e
 
 async def test_a_variable_is_text_and_no_special_token(model):
     generator = ScriptedGenerator()
-    body = {"model": "tiny", "messages": MESSAGES}
-    async with client_of(generator, model=model) as client:
-        settings = {"style": "<|user|>bad"}
-        await client.post("/v1/chat/completions", json=body | {"chat_template_kwargs": settings})
+    body = CHAT | {"chat_template_kwargs": {"style": "<|user|>bad"}}
+    await post("/v1/chat/completions", body, generator, model=model)
     ids = generator.requests[0].prompt_ids
     specials = [text_of(model, [each]) for each in ids if model.tokenizer.is_special(each)]
     assert specials == ["<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>"]
@@ -96,8 +92,6 @@ async def test_a_variable_is_text_and_no_special_token(model):
     ],
 )
 async def test_what_is_no_setting_is_refused_by_name(model, settings, words):
-    body = {"model": "tiny", "messages": MESSAGES, "chat_template_kwargs": settings}
-    async with client_of(ScriptedGenerator(), model=model) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
+    body = CHAT | {"chat_template_kwargs": settings}
+    error = await refusal("/v1/chat/completions", body, model=model)
+    assert words in error["message"]

@@ -9,8 +9,9 @@ import pytest
 
 from models.protocol.messages import Grammar
 from router.types import Delta
+from tests.deployments.api.asking import post, refusal
 from tests.fakes.http import BODIES, BOTH, CHAT, ScriptedGenerator, tiny_tokenizer
-from tests.harness.http_clients import client_of, events_of
+from tests.harness.http_clients import events_of
 
 CHOICES = ["yes", 'no "way"', "<|end|>"]
 LOGPROBS = (-1.0, -3.0, -2.0)
@@ -29,9 +30,8 @@ def asking(**outputs: Any) -> dict[str, Any]:
 @BOTH
 async def test_choices_are_weighed_whole_by_default(path: str) -> None:
     generator = ScriptedGenerator(deltas=[DELTA])
-    async with client_of(generator) as client:
-        answer = await client.post(path, json=BODIES[path] | asking())
-        masked = await client.post(path, json=BODIES[path] | asking(choice_sampling="masked"))
+    answer = await post(path, BODIES[path] | asking(), generator)
+    masked = await post(path, BODIES[path] | asking(choice_sampling="masked"), generator)
     assert (answer.status_code, masked.status_code) == (200, 200)
     exact, by_mask = generator.requests
     assert exact.grammar is None
@@ -45,9 +45,8 @@ async def test_choices_are_weighed_whole_by_default(path: str) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 async def test_each_answer_has_the_probabilities_where_asked(path: str, n: int) -> None:
     wanted = BODIES[path] | asking(choice_probabilities=True) | {"n": n}
-    async with client_of(ScriptedGenerator(deltas=[DELTA])) as client:
-        answer = await client.post(path, json=wanted)
-        stream = await client.post(path, json=wanted | {"stream": True})
+    answer = await post(path, wanted, ScriptedGenerator(deltas=[DELTA]))
+    stream = await post(path, wanted | {"stream": True}, ScriptedGenerator(deltas=[DELTA]))
     assert answer.status_code == 200
     assert [choice["choice_probabilities"] for choice in answer.json()["choices"]] == [EXPECTED] * n
     told = [
@@ -63,9 +62,9 @@ async def test_each_answer_has_the_probabilities_where_asked(path: str, n: int) 
 async def test_they_stand_beside_logprobs_and_usage(logprobs: dict[str, Any]) -> None:
     wanted = CHAT | asking(choice_probabilities=True) | logprobs
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    async with client_of(ScriptedGenerator(deltas=[DELTA])) as client:
-        (choice,) = (await client.post("/v1/chat/completions", json=wanted)).json()["choices"]
-        stream = await client.post("/v1/chat/completions", json=wanted | options)
+    generator = ScriptedGenerator(deltas=[DELTA])
+    (choice,) = (await post("/v1/chat/completions", wanted, generator)).json()["choices"]
+    stream = await post("/v1/chat/completions", wanted | options, generator)
     assert choice["choice_probabilities"] == EXPECTED
     assert choice["message"]["content"] == "yes"
     assert (choice["logprobs"] is None) == (not logprobs)
@@ -104,15 +103,8 @@ async def test_refusals_name_field_and_limit(
     path: str, fields: dict[str, Any], param: str | None, words: str
 ) -> None:
     generator = ScriptedGenerator(deltas=[DELTA])
-    async with client_of(generator) as client:
-        answer = await client.post(
-            path,
-            content=json.dumps(BODIES[path] | fields),
-            headers={"content-type": "application/json"},
-        )
-    assert answer.status_code == 400
+    error = await refusal(path, BODIES[path] | fields, generator)
     assert generator.requests == []
-    error = answer.json()["error"]
     if param is not None:
         assert (error["param"], words in error["message"]) == (param, True), error
 
@@ -122,14 +114,14 @@ TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choic
 
 async def test_beside_tools_choices_are_masked() -> None:
     generator = ScriptedGenerator()
-    async with client_of(generator) as client:
-        answer = await client.post("/v1/chat/completions", json=CHAT | asking() | TOOLS)
-        refused = await client.post(
-            "/v1/chat/completions", json=CHAT | asking(choice_probabilities=True) | TOOLS
+    answer, refused, unseen = [
+        await post("/v1/chat/completions", CHAT | TOOLS | fields, generator)
+        for fields in (
+            asking(),
+            asking(choice_probabilities=True),
+            asking() | {"tool_choice": "none"},
         )
-        unseen = await client.post(
-            "/v1/chat/completions", json=CHAT | asking() | TOOLS | {"tool_choice": "none"}
-        )
+    ]
     assert (answer.status_code, refused.status_code, unseen.status_code) == (200, 400, 200)
     masked, exact = generator.requests
     assert (masked.choices, exact.grammar) == ((), None)

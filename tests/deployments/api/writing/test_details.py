@@ -14,8 +14,9 @@ import pytest_asyncio
 
 from deployments.api.schemas.openapi import openapi_page
 from router.limits import SpeculationLimits
-from tests.fakes.http import ScriptedGenerator, served_model
-from tests.harness.http_clients import client_of, events_of
+from tests.deployments.api.asking import post
+from tests.fakes.http import CHAT, served_model
+from tests.harness.http_clients import events_of
 from tests.harness.served_demo import demo_over_http
 
 PAGE = openapi_page(served_model(), asks_for_keys=False)
@@ -210,20 +211,11 @@ async def test_a_stream_tells_them_as_they_come(
     ids=["", "choices", "logprobs"],
 )
 async def test_details_are_bounded_as_logprobs_are(fields: dict[str, Any], weight: int) -> None:
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
-    asked |= {"speculation": {"details": True}, **fields}
+    asked = CHAT | {"max_tokens": 10, "speculation": {"details": True}, **fields}
     for limit, status in ((10 * weight, 200), (10 * weight - 1, 400)):
         model = served_model(max_logprob_entries=limit)
-        async with client_of(ScriptedGenerator(), model=model) as client:
-            answer = await client.post("/v1/chat/completions", json=asked)
+        answer = await post("/v1/chat/completions", asked, model=model)
         assert answer.status_code == status
     error = answer.json()["error"]
     assert error["param"] == "speculation.details"
     assert f"at most {10 * weight - 1} logprobs (max_logprob_entries)" in error["message"]
-
-
-async def test_a_value_that_is_no_boolean_is_refused() -> None:
-    asked = {"model": "tiny", "prompt": "hi", "speculation": {"details": 1}}
-    async with client_of(ScriptedGenerator()) as client:
-        answer = await client.post("/v1/completions", json=asked)
-    assert answer.json()["error"]["param"] == "speculation.details"

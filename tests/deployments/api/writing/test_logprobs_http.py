@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import httpx
 import pytest
 
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from router.types import Delta, ShownToken
+from tests.deployments.api.asking import post
 from tests.fakes.http import CHAT, SPECIALS, ScriptedGenerator, tiny_tokenizer
-from tests.harness.http_clients import client_of, events_of
+from tests.harness.http_clients import events_of
 
 TOKENIZER = tiny_tokenizer()
 [EOS] = TOKENIZER.eos_ids
@@ -50,11 +48,6 @@ def with_prompt() -> ScriptedGenerator:
     return ScriptedGenerator(deltas=(first, Delta("a", (A,), (ShownToken(1, SHOWN[0].logprobs),))))
 
 
-async def post(scripted: ScriptedGenerator, path: str, body: Any) -> httpx.Response:
-    async with client_of(scripted) as client:
-        return await client.post(path, json=body)
-
-
 CONTENT = [
     {
         "token": "a",
@@ -83,7 +76,7 @@ CONTENT = [
 async def test_a_chat_answer_has_an_entry_for_each_token():
     scripted = generator()
     fields = {"logprobs": True, "top_logprobs": 2}
-    answer = (await post(scripted, "/v1/chat/completions", CHAT | fields)).json()
+    answer = (await post("/v1/chat/completions", CHAT | fields, scripted)).json()
     [choice] = answer["choices"]
     assert choice["message"]["content"] == "a€"
     assert choice["logprobs"] == {"content": CONTENT, "refusal": None}
@@ -94,7 +87,7 @@ async def test_a_chat_answer_has_an_entry_for_each_token():
 
 async def test_a_chat_stream_has_them_with_their_text():
     fields = {"logprobs": True, "top_logprobs": 2, "stream": True}
-    response = await post(generator(), "/v1/chat/completions", CHAT | fields)
+    response = await post("/v1/chat/completions", CHAT | fields, generator())
     choices = [event["choices"][0] for event in events_of(response.text)[:-1]]
     assert [choice["delta"].get("content") for choice in choices] == ["", "a", "€", None]
     assert [choice["logprobs"] for choice in choices] == [
@@ -103,11 +96,6 @@ async def test_a_chat_stream_has_them_with_their_text():
         {"content": CONTENT[1:], "refusal": None},
         None,
     ]
-
-
-async def test_none_where_none_are_asked_for():
-    answer = (await post(ScriptedGenerator(), "/v1/chat/completions", CHAT)).json()
-    assert answer["choices"][0]["logprobs"] is None
 
 
 TEXT_LOGPROBS = {
@@ -123,13 +111,13 @@ TEXT_LOGPROBS = {
 
 async def test_a_completion_has_lists():
     scripted = generator()
-    answer = (await post(scripted, "/v1/completions", TEXT | {"logprobs": 2})).json()
+    answer = (await post("/v1/completions", TEXT | {"logprobs": 2}, scripted)).json()
     assert answer["choices"][0]["logprobs"] == TEXT_LOGPROBS
     assert scripted.requests[0].sampling.num_logprobs == 2
 
 
 async def test_a_completion_stream_has_parts_of_the_lists():
-    response = await post(generator(), "/v1/completions", TEXT | {"logprobs": 2, "stream": True})
+    response = await post("/v1/completions", TEXT | {"logprobs": 2, "stream": True}, generator())
     parts = [event["choices"][0]["logprobs"] for event in events_of(response.text)[:-1]]
     assert parts[-1] is None
     for name, values in TEXT_LOGPROBS.items():
@@ -140,7 +128,7 @@ async def test_a_completion_stream_has_parts_of_the_lists():
 async def test_prompt_logprobs_are_by_id_with_rank(path):
     scripted = with_prompt()
     body = CHAT if "chat" in path else TEXT
-    answer = (await post(scripted, path, body | {"prompt_logprobs": 1})).json()
+    answer = (await post(path, body | {"prompt_logprobs": 1}, scripted)).json()
     given = answer if "chat" in path else answer["choices"][0]
     first, *others = given["prompt_logprobs"]
     assert first is None
@@ -161,7 +149,7 @@ async def test_prompt_logprobs_are_by_id_with_rank(path):
 async def test_a_very_unlikely_token_is_still_json():
     delta = Delta("a", (A,), (ShownToken(0, entry(A, float("-inf"))),))
     scripted = ScriptedGenerator(deltas=(delta,))
-    answer = (await post(scripted, "/v1/completions", TEXT | {"logprobs": 0})).json()
+    answer = (await post("/v1/completions", TEXT | {"logprobs": 0}, scripted)).json()
     assert answer["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
 
 
@@ -170,10 +158,10 @@ async def test_a_very_unlikely_token_is_still_json():
 
 async def test_echo_puts_the_prompt_in_front():
     scripted = ScriptedGenerator()
-    answer = (await post(scripted, "/v1/completions", TEXT | {"echo": True})).json()
+    answer = (await post("/v1/completions", TEXT | {"echo": True}, scripted)).json()
     assert answer["choices"][0]["text"] == "TheThe bear."
     assert scripted.requests[0].sampling.num_prompt_logprobs == -1
-    response = await post(ScriptedGenerator(), "/v1/completions", TEXT | {"echo": True, "n": 2})
+    response = await post("/v1/completions", TEXT | {"echo": True, "n": 2})
     assert [choice["text"] for choice in response.json()["choices"]] == ["TheThe bear."] * 2
 
 
@@ -182,7 +170,7 @@ async def test_echo_puts_the_prompt_in_front():
 async def test_an_echoed_prompt_has_its_logprobs(is_stream, prompt):
     scripted = with_prompt()
     body = TEXT | {"prompt": prompt, "echo": True, "logprobs": 1, "stream": is_stream}
-    response = await post(scripted, "/v1/completions", body)
+    response = await post("/v1/completions", body, scripted)
     answers = events_of(response.text)[:-2] if is_stream else [response.json()]
     shapes = [answer["choices"][0] for answer in answers]
     assert "".join(shape["text"] for shape in shapes) == "Theaa"
@@ -205,6 +193,6 @@ async def test_special_tokens_of_an_echoed_prompt_have_their_place():
     entries = tuple(pack(entry(token_id, -1.0)) for token_id in prompt_ids[1:])
     scripted = ScriptedGenerator(deltas=(Delta("a", (A,), (SHOWN[0],), entries),))
     body = TEXT | {"prompt": prompt, "echo": True, "logprobs": 0}
-    logprobs = (await post(scripted, "/v1/completions", body)).json()["choices"][0]["logprobs"]
+    logprobs = (await post("/v1/completions", body, scripted)).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == [SPECIALS[2], "a", SPECIALS[0], "a"]
     assert logprobs["text_offset"] == [0, len(SPECIALS[2]), len(SPECIALS[2]) + 1, len(prompt)]

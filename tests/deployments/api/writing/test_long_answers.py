@@ -27,6 +27,7 @@ from deployments.api.writing.writers import AnswerHead
 from models.protocol.messages import TokenLogprobs, Verdict
 from models.protocol.packed_logprobs import MAX_PACKED_BYTES, pack, unpack
 from router.types import Delta, Finished, ShownToken
+from tests.deployments.api.asking import post
 from tests.fakes.http import STATS, ScriptedGenerator, served_model, tiny_tokenizer
 from tests.harness.http_clients import client_of, openai_client
 
@@ -205,8 +206,7 @@ def test_a_client_reads_a_long_body() -> None:
 
 async def asked(path: str, body: dict[str, Any], **limits: Any) -> httpx.Response:
     generator = ScriptedGenerator()
-    async with client_of(generator, model=served_model(**limits)) as client:
-        response = await client.post(path, json=body)
+    response = await post(path, body, generator, model=served_model(**limits))
     assert (response.status_code == 200) == bool(generator.requests)
     return response
 

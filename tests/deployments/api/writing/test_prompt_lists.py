@@ -12,8 +12,9 @@ import pytest
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from router.types import Delta, Detokenizer, Finished, GenerationRequest, ShownToken
+from tests.deployments.api.asking import post
 from tests.fakes.http import STATS, ScriptedGenerator, tiny_tokenizer
-from tests.harness.http_clients import client_of, events_of
+from tests.harness.http_clients import events_of
 
 TOKENIZER = tiny_tokenizer()
 PROMPTS = ["The", "old bear", "a€"]
@@ -49,15 +50,14 @@ class PromptTeller(ScriptedGenerator):
         )
 
 
-async def post(scripted: ScriptedGenerator, **fields: Any) -> httpx.Response:
-    async with client_of(scripted) as client:
-        body = {"model": "tiny", "prompt": PROMPTS, "seed": 5} | fields
-        return await client.post("/v1/completions", json=body)
+async def ask(scripted: ScriptedGenerator, **fields: Any) -> httpx.Response:
+    body = {"model": "tiny", "prompt": PROMPTS, "seed": 5} | fields
+    return await post("/v1/completions", body, scripted)
 
 
 async def choices(is_stream: bool, **fields: Any) -> list[dict[str, Any]]:
     """Text and lists of each choice, whole or put together."""
-    response = await post(PromptTeller(), stream=is_stream, **fields)
+    response = await ask(PromptTeller(), stream=is_stream, **fields)
     if not is_stream:
         answer = response.json()
         assert [choice["index"] for choice in answer["choices"]] == list(
@@ -86,7 +86,7 @@ async def test_each_prompt_gets_the_answers_that_it_gets_alone(prompts, is_strea
 
 async def test_a_seed_that_is_drawn_is_one_for_all():
     scripted = PromptTeller()
-    answer = (await post(scripted, seed=None, n=2)).json()
+    answer = (await ask(scripted, seed=None, n=2)).json()
     seeds = [request.sampling.seed for request in scripted.requests]
     assert sorted(seeds) == sorted([answer["seed"], answer["seed"] + 1] * 3)
     assert len({request.request_id for request in scripted.requests}) == 6
@@ -108,7 +108,7 @@ async def test_each_is_echoed_with_its_own_logprobs(is_stream):
 
 async def test_a_prompts_logprobs_are_asked_for_once_and_told_with_each_of_its_choices():
     scripted = PromptTeller()
-    answer = (await post(scripted, n=2, prompt_logprobs=0)).json()
+    answer = (await ask(scripted, n=2, prompt_logprobs=0)).json()
     asked = {request.request_id: request.sampling for request in scripted.requests}
     assert sum(sampling.num_prompt_logprobs >= 0 for sampling in asked.values()) == len(PROMPTS)
     for index, choice in enumerate(answer["choices"]):
@@ -122,7 +122,7 @@ async def test_a_prompts_logprobs_are_asked_for_once_and_told_with_each_of_its_c
 async def test_usage_counts_each_prompt_once(is_stream, caplog):
     options = {"stream": True, "stream_options": {"include_usage": True}} if is_stream else {}
     with caplog.at_level(logging.INFO, "deployments.api.request_log"):
-        response = await post(PromptTeller(), n=2, **options)
+        response = await ask(PromptTeller(), n=2, **options)
     answer = events_of(response.text)[-2] if is_stream else response.json()
     num_prompt = sum(map(len, IDS))
     assert answer["usage"] == {
@@ -142,7 +142,7 @@ async def test_usage_counts_each_prompt_once(is_stream, caplog):
 
 async def test_continuous_usage_has_its_own_prompts_tokens():
     options = {"include_usage": True, "continuous_usage_stats": True}
-    response = await post(PromptTeller(), stream=True, stream_options=options)
+    response = await ask(PromptTeller(), stream=True, stream_options=options)
     for event in events_of(response.text)[:-2]:
         index = event["choices"][0]["index"]
         assert event["usage"]["prompt_tokens"] == len(IDS[index])
@@ -161,7 +161,7 @@ async def test_continuous_usage_has_its_own_prompts_tokens():
 )
 async def test_a_refusal_says_which(fields, param, message):
     scripted = PromptTeller()
-    response = await post(scripted, **fields)
+    response = await ask(scripted, **fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert message in response.json()["error"]["message"]

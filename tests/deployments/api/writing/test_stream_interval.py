@@ -13,16 +13,16 @@ from deployments.api.running import event_stream
 from deployments.api.schemas.requests import ChatCompletionRequest
 from models.protocol.errors import Unavailable
 from router.types import Delta, Finished
-from tests.fakes.http import ScriptedGenerator, served_model
+from tests.deployments.api.asking import read
+from tests.fakes.http import CHAT, ScriptedGenerator, served_model
 
 WORDS = tuple("abcdefgh")
 
 
 async def written(interval: int, *generators: ScriptedGenerator) -> list[str]:
     """The text of each write, of one choice after the other; an error ends them."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-    body["n"] = len(generators)
-    job = chat_job(ChatCompletionRequest.model_validate(body), served_model())
+    asked = read(ChatCompletionRequest, CHAT, stream=True, n=len(generators))
+    job = chat_job(asked, served_model())
     detokenizer = served_model().tokenizer.detokenizer()
 
     async def items() -> AsyncGenerator[tuple[int, Delta | Finished], None]:

@@ -11,8 +11,9 @@ from deployments.api.writing.obfuscation import sealing
 from models.protocol.errors import Unavailable
 from models.protocol.messages import TokenLogprobs
 from router.types import Delta, ShownToken
+from tests.deployments.api.asking import post
 from tests.fakes.http import BODIES, BOTH, ScriptedGenerator
-from tests.harness.http_clients import client_of, events_of
+from tests.harness.http_clients import events_of
 
 # Three tokens, the second without text of its own.
 DELTAS = (Delta("a", (5,)), Delta("", (6,)), Delta("bc", (7, 8)))
@@ -21,9 +22,8 @@ DELTAS = (Delta("a", (5,)), Delta("", (6,)), Delta("bc", (7, 8)))
 async def streamed(
     scripted: ScriptedGenerator, path: str, options: dict[str, Any], **fields: Any
 ) -> str:
-    async with client_of(scripted) as client:
-        body = BODIES[path] | {"stream": True, "stream_options": options} | fields
-        response = await client.post(path, json=body)
+    body = BODIES[path] | {"stream": True, "stream_options": options} | fields
+    response = await post(path, body, scripted)
     assert response.status_code == 200
     return response.text
 
