@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import pytest
-
-from deployments.api.keys import ApiKeys
+from tests.deployments.api.asking import KEY
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.browser.chromium import browser_page, chromium_path
 from tests.harness.http_clients import client_of, served
 
-KEY = "a-key-of-the-test"
 NUM_ROUTES = "document.querySelectorAll('details.route').length"
 
 IS_ASKING = "document.querySelector('#key-form').checkVisibility()"
-
-
-@pytest.fixture
-def keys(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text(f"me {hashlib.sha256(KEY.encode()).hexdigest()}\n")
-    return ApiKeys(file)
 
 
 async def test_the_page_is_open_and_the_description_is_not(keys):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
 import os
@@ -26,7 +25,8 @@ from loadtest.clients.catalog import Target
 from models.rewards.registry import Rewards
 from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
-from tests.harness.browser.chromium import CONTROL, BrowserPage, browser_page, chromium_path
+from tests.deployments.api.asking import KEY
+from tests.harness.browser.chromium import CONTROL, BrowserPage, chromium_path
 from tests.harness.cutting import NEW_PROXY, cutting
 from tests.harness.http_clients import events_of
 from tests.harness.rewards.workers import reward_workers
@@ -34,7 +34,6 @@ from tests.harness.served_demo import demo_over_http
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
-KEY = "a-key-of-the-test"
 STORY = "Write a short story about a dog and a ball."
 SCHEMA = {
     "type": "object",
@@ -67,12 +66,6 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target
         speculation=SpeculationLimits(), prefix="/llm", rewards=reward_workers()
     ) as target:
         yield target
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[BrowserPage]:
-    async with browser_page() as page:
-        yield page
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -441,11 +434,8 @@ async def test_it_fits_and_is_accessible(page: BrowserPage, width: int, is_dark:
         assert [fault for fault in found if fault[0] in ("serious", "critical")] == [], view
 
 
-async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: BrowserPage, tmp_path: Path) -> None:
-    chromium_path()
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    (tmp_path / "keys").write_text(f"ann {digest}\n")
-    async with demo_over_http(draft=None, api_keys=ApiKeys(tmp_path / "keys")) as target:
+async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: BrowserPage, keys: ApiKeys) -> None:
+    async with demo_over_http(draft=None, api_keys=keys) as target:
         await browser.open(f"{target.root_url}/")
         await browser.until("document.querySelector('#key-dialog').open")
         await browser.fill("#key", "wrong")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import ValidationError
 
-from deployments.api.keys import ApiKeys
 from deployments.api.transport.settings import HttpConfig
 from models.protocol.errors import Unavailable
 from tests.fakes.http import CHAT, ScriptedGenerator
@@ -30,13 +28,6 @@ def client_for(
 ) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     transport = HttpConfig(allowed_origins=list(origins))
     return client_of(generator or ScriptedGenerator(), transport=transport, **options)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> ApiKeys:
-    path = tmp_path / "keys"
-    path.write_text("alice " + "0" * 64 + "\n")
-    return ApiKeys(path)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/responses"])

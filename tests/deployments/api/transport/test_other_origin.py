@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from deployments.api.transport.settings import HttpConfig
 from tests.fakes.http import CHAT, ScriptedGenerator
 from tests.fakes.scripted_server import answer, scripted_server
-from tests.harness.browser.chromium import BrowserPage, browser_page, chromium_path
+from tests.harness.browser.chromium import BrowserPage
 from tests.harness.http_clients import served
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
@@ -44,13 +42,6 @@ STREAM = """
 PAGE = answer(
     b"<!doctype html><title>another origin</title>", headers={"content-type": "text/html"}
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[BrowserPage]:
-    chromium_path()
-    async with browser_page() as page:
-        yield page
 
 
 async def streamed(

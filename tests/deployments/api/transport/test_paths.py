@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from deployments.api.keys import ApiKeys
 from tests.fakes.http import CHAT, ScriptedGenerator
 from tests.harness.http_clients import client_of
 
@@ -55,10 +52,8 @@ async def test_other_paths_lead_where_they_say(path, status):
 
 
 @pytest.mark.parametrize("path", ["//v1/models", "/models", "/v1/models/", "/v1/v1/models"])
-async def test_no_spelling_goes_round_the_keys(tmp_path: Path, path):
-    key_file = tmp_path / "keys"
-    key_file.write_text("alice " + "0" * 64 + "\n")
-    async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file)) as client:
+async def test_no_spelling_goes_round_the_keys(keys, path):
+    async with client_of(ScriptedGenerator(), api_keys=keys) as client:
         assert (await client.get(f"http://test{path}")).status_code == 401
         assert (await client.get("http://test//health/")).status_code == 200
 
