@@ -21,102 +21,148 @@ from tests.cases.model_folders import tree
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
+def target(**keys: Any) -> dict[str, Any]:
+    return {"target": {"model_path": "x", **keys}}
+
+
+def draft(**keys: Any) -> dict[str, Any]:
+    return {"draft": {"model_path": "x", **keys}}
+
+
+def speculation(**keys: Any) -> dict[str, Any]:
+    return {"router": {"speculation": keys}}
+
+
+LIMITS_OF_CHILDREN = (
+    *("num_children", "max_sessions", "cache_size", "max_schema_bytes", "compile_memory_mb"),
+    *("reward_memory_mb", "compile_cpu_s", "compile_timeout_s", "mask_timeout_s", "reward_cpu_s"),
+    "reward_timeout_s",
+)
+# Half of what a frame holds is for the rest.
+TOO_MANY_LOGPROBS = MAX_FRAME_BYTES // (2 * MAX_PACKED_BYTES)
+
+
 @pytest.mark.parametrize(
-    ("extra", "complaint"),
+    ("sections", "complaint"),
     [
         ({"targett": {}}, "unknown key 'targett'"),
-        ({"router": {"speculation": {"depth": 3}}}, "unknown key 'router.speculation.depth'"),
-        ({"draft": {"model_path": "x", "gpus": 1}}, "unknown key 'draft.gpus'"),
+        ({5: 1}, "5"),
+        ({"target.model_path": "{x"}, "target.model_path: '{x' cannot be read: expected"),
+        (speculation(depth=3), "unknown key 'router.speculation.depth'"),
+        (draft(gpus=1), "unknown key 'draft.gpus'"),
         ({"draft": {}}, "missing key 'draft.model_path'"),
         ({"router": {"timeouts": {"token_gap_s": 0}}}, "router.timeouts.token_gap_s: .* greater"),
-        ({"target": {"model_path": "x", "tensor_parallel_size": 0}}, "target.tensor_parallel_size"),
-        ({"router": {"speculation": {"num_speculative_tokens": -1}}}, "num_speculative_tokens"),
-        ({"draft": {"model_path": "x", "quantization": "int4"}}, "draft.quantization: .*'int8'"),
-        (
-            {"draft": {"model_path": "x", "quantization": "fp8"}},
-            "draft: .*fp8 runs on cuda only, got device 'cpu'",
-        ),
-        (
-            {"target": {"model_path": "x"}, "draft": {"model_path": "x", "heads": "y"}},
-            "draft.heads: only a target drafts by heads",
-        ),
-        (
-            {"target": {"model_path": "x", "heads": "y", "device": "cuda"}},
-            "target: .*heads is served on device cpu only so far, got 'cuda'",
-        ),
-        (
-            {"target": {"model_path": "x", "heads": "y", "attention": "varlen"}},
-            "target: .*heads is served with attention auto or reference, got 'varlen'",
-        ),
-        (
-            {"target": {"model_path": "x"}, "draft": {"model_path": "x", "early_exit": 1}},
-            "draft.early_exit: only a target drafts by its first layers",
-        ),
-        (
-            {"target": {"model_path": "x", "early_exit": 1, "device": "cuda"}},
-            "target: .*early_exit is served on device cpu only so far, got 'cuda'",
-        ),
-        (
-            {"target": {"model_path": "x", "early_exit": 1, "heads": "y"}},
-            "target: .*heads and early_exit both draft in the target: give one of them",
-        ),
-        (
-            {"target": {"model_path": "x", "quantization": "q4", "tensor_parallel_size": 2}},
-            "target: .*q4 needs tensor_parallel_size 1, got 2",
-        ),
-        (
-            {"target": {"model_path": "x", "quantization": "int8"}},
-            "target: .*int8 runs on cuda only, got device 'cpu'; on a CPU q8 keeps weights at 8",
-        ),
-        (
-            {"target": {"model_path": "x", "quantization": "q8", "device": "cuda"}},
-            "target: .*quantization q8 runs on cpu only, got device 'cuda'",
-        ),
-        (
-            {"target": {"model_path": "x"}, "draft": {"model_path": "x", "spare": True}},
-            "draft.spare: only a target has one",
+        *(
+            ({"router": {f"{kind}_parser": "xml"}}, rf"router\.{kind}_parser: .*be auto.*got 'xml'")
+            for kind in ("tool_call", "reasoning")
         ),
         (
             {"router": {"max_sessions": 5, "reserved_sessions": 3}},
             "reserved_sessions: must be at most 2, half of max_sessions, which is 5, got 3",
         ),
+        (
+            {"router": {"max_logprob_entries": TOO_MANY_LOGPROBS}},
+            "router.max_logprob_entries: .*less than or equal to",
+        ),
+        # What a model is served with, and by which device.
+        (target(tensor_parallel_size=0), "target.tensor_parallel_size"),
+        (draft(quantization="int4"), "draft.quantization: .*'int8'"),
+        (draft(quantization="fp8"), "draft: .*fp8 runs on cuda only, got device 'cpu'"),
+        (
+            target(quantization="q4", tensor_parallel_size=2),
+            "target: .*q4 needs tensor_parallel_size 1, got 2",
+        ),
+        (
+            target(quantization="int8"),
+            "target: .*int8 runs on cuda only, got device 'cpu'; on a CPU q8 keeps weights at 8",
+        ),
+        (
+            target(quantization="q8", device="cuda"),
+            "target: .*quantization q8 runs on cpu only, got device 'cuda'",
+        ),
+        (draft(spare=True), "draft.spare: only a target has one"),
+        (
+            target(lora_modules={"outrider": "x"}, engine="vllm"),
+            r"target\.lora_modules: no name may be that of the model",
+        ),
+        (
+            draft(lora_modules={"a": "x"}, engine="vllm"),
+            r"draft\.lora_modules: only a target has adapters",
+        ),
+        # What drafts in the target.
+        (draft(heads="y"), "draft.heads: only a target drafts by heads"),
+        (
+            target(heads="y", device="cuda"),
+            "target: .*heads is served on device cpu only so far, got 'cuda'",
+        ),
+        (
+            target(heads="y", attention="varlen"),
+            "target: .*heads is served with attention auto or reference, got 'varlen'",
+        ),
+        (draft(early_exit=1), "draft.early_exit: only a target drafts by its first layers"),
+        (
+            target(early_exit=1, device="cuda"),
+            "target: .*early_exit is served on device cpu only so far, got 'cuda'",
+        ),
+        (
+            target(early_exit=1, heads="y"),
+            "target: .*heads and early_exit both draft in the target: give one of them",
+        ),
+        # Sizes of a cache.
+        (
+            target(kv_cache_tokens=4096, kv_cache_memory="1GiB"),
+            "kv_cache_tokens and kv_cache_mem",
+        ),
+        (target(kv_cache_memory="1 gig"), "could not interpret byte unit: gig"),
+        (target(kv_cache_memory="0B"), "target.kv_cache_memory: .* greater than 0"),
+        (target(gpu_memory_utilization=0.9), "needs device cuda, not cpu"),
+        (
+            target(gpu_memory_utilization=1.1, device="cuda"),
+            "target.gpu_memory_utilization",
+        ),
+        (target(kv_cache_tokens=None), "give one of kv_cache_tokens and kv_cache_memory and gpu"),
+        (target(max_prefill_slowdown=1.0), "target.max_prefill_slowdown: .* greater than 1"),
+        # Children of the constraint service.
+        *(
+            ({"constraint": {name: 0}}, rf"constraint\.{name}: .* greater than")
+            for name in LIMITS_OF_CHILDREN
+        ),
+        ({"constraint": {"memory_limit_mb": 127}}, r"constraint\.memory_limit_mb: .* greater than"),
+        (
+            {"constraint": {"memory_limit_mb": 256, "compile_memory_mb": 65}},
+            "at most a quarter of memory_limit_mb, 256, got 65",
+        ),
+        # Speculation.
+        (speculation(num_speculative_tokens=-1), "num_speculative_tokens"),
+        (
+            speculation(num_speculative_tokens=9, max_num_speculative_tokens=8),
+            r"router\.speculation.*at most .*8.*9",
+        ),
+        (speculation(method="draft_model"), "method draft_model needs a draft section"),
+        (speculation(method="lookup"), "router.speculation.method"),
+        (speculation(method="ngram", prompt_lookup_max=0), "prompt_lookup_max of at least 1"),
+        (
+            speculation(prompt_lookup_min=5),
+            "prompt_lookup_min must be at most prompt_lookup_max, 4",
+        ),
+        (speculation(prompt_lookup_min=0), "router.speculation.prompt_lookup_min"),
+        (speculation(verification="typical"), "router.speculation.verification"),
     ],
 )
-def test_bad_key_is_refused_with_its_path(
-    tmp_path: Path, extra: dict[str, Any], complaint: str
-) -> None:
+def test_what_cannot_be_is_refused_with_its_path(sections: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        AppConfig.model_validate(tree(tmp_path) | extra)
+        AppConfig.model_validate(target() | sections)
 
 
 @pytest.mark.parametrize("own", [{"heads": "y"}, {"early_exit": 1}])
-def test_what_drafts_in_the_target_may_be_shared_by_ranks(
-    tmp_path: Path, own: dict[str, Any]
-) -> None:
-    target = {"model_path": "x", "tensor_parallel_size": 2, **own}
-    config = AppConfig.model_validate(tree(tmp_path) | {"target": target})
+def test_what_drafts_in_the_target_may_be_shared_by_ranks(own: dict[str, Any]) -> None:
+    config = AppConfig.model_validate(target(tensor_parallel_size=2, **own))
     assert config.target.tensor_parallel_size == 2
 
 
-@pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])
-def test_a_parser_that_is_not_there_is_refused_with_its_path(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"router\.{key}: .*must be auto.*got 'xml'"):
-        AppConfig.model_validate(tree(tmp_path) | {"router": {key: "xml"}})
-
-
-def test_a_value_that_is_no_yaml_is_refused_by_its_key() -> None:
-    with pytest.raises(ValueError, match=r"target.model_path: '{x' cannot be read: expected"):
-        AppConfig.model_validate({"target.model_path": "{x"})
-
-
-def test_a_key_that_is_no_text_is_refused_as_one() -> None:
-    with pytest.raises(ValueError, match="5"):
-        AppConfig.model_validate({5: 1, "target": {"model_path": "x"}})
-
-
-def test_all_faults_are_in_one_message(tmp_path: Path) -> None:
+def test_all_faults_are_in_one_message() -> None:
     with pytest.raises(ValueError, match=r"'a'.*'b'") as caught:
-        AppConfig.model_validate(tree(tmp_path) | {"a": 1, "b": 2})
+        AppConfig.model_validate(target() | {"a": 1, "b": 2})
     assert "\n" not in str(caught.value)
 
 
@@ -125,8 +171,8 @@ def test_requests_outwait_a_target_that_hangs() -> None:
     assert SessionLimits().queue_wait_s > 1.2 * LeaseConfig().stall_timeout_s
 
 
-def test_tree_is_frozen(tmp_path: Path) -> None:
-    config = AppConfig.model_validate(tree(tmp_path))
+def test_tree_is_frozen() -> None:
+    config = AppConfig.model_validate(target())
     with pytest.raises(ValueError, match="frozen"):
         config.router.model_name = "other"  # type: ignore[misc]  # that is the point
 
@@ -170,51 +216,6 @@ def test_kv_memory_is_written_as_people_write_it(
     check_models(resolved(config))
 
 
-@pytest.mark.parametrize(
-    ("keys", "complaint"),
-    [
-        ({"kv_cache_tokens": 4096, "kv_cache_memory": "1GiB"}, "kv_cache_tokens and kv_cache_mem"),
-        (
-            {"kv_cache_memory": "1 gig"},
-            "could not interpret byte unit: gig",
-        ),
-        ({"kv_cache_memory": "0B"}, "target.kv_cache_memory: .* greater than 0"),
-        ({"gpu_memory_utilization": 0.9}, "needs device cuda, not cpu"),
-        ({"gpu_memory_utilization": 1.1, "device": "cuda"}, "target.gpu_memory_utilization"),
-        ({"kv_cache_tokens": None}, "give one of kv_cache_tokens and kv_cache_memory and gpu"),
-        ({"max_prefill_slowdown": 1.0}, "target.max_prefill_slowdown: .* greater than 1"),
-    ],
-)
-def test_cache_sizes_that_cannot_be_are_refused(
-    tmp_path: Path, keys: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        AppConfig.model_validate(tree(tmp_path, **keys))
-
-
-@pytest.mark.parametrize(
-    "limit",
-    [
-        *({name: 0} for name in ("num_children", "max_sessions", "cache_size", "max_schema_bytes")),
-        *({name: 0} for name in ("compile_memory_mb", "reward_memory_mb")),
-        *({name: 0.0} for name in ("compile_cpu_s", "compile_timeout_s", "mask_timeout_s")),
-        *({name: 0.0} for name in ("reward_cpu_s", "reward_timeout_s")),
-        {"memory_limit_mb": 127},
-    ],
-    ids=lambda limit: next(iter(limit)),
-)
-def test_limits_of_a_child_out_of_range_are_refused(tmp_path: Path, limit: dict[str, Any]) -> None:
-    (name,) = limit
-    with pytest.raises(ValueError, match=rf"constraint\.{name}: .* greater than"):
-        AppConfig.model_validate(tree(tmp_path) | {"constraint": limit})
-
-
-def test_one_compile_must_fit_into_a_child(tmp_path: Path) -> None:
-    limits = {"memory_limit_mb": 256, "compile_memory_mb": 65}
-    with pytest.raises(ValueError, match="at most a quarter of memory_limit_mb, 256, got 65"):
-        AppConfig.model_validate(tree(tmp_path) | {"constraint": limits})
-
-
 def sections(model: type[Section]) -> list[type[Section]]:
     found = [model]
     for field in model.model_fields.values():
@@ -245,38 +246,6 @@ def test_shipped_config_is_valid_for_serve_and_for_us(path: Path) -> None:
         tree = trees[application.import_path]
         assert differing(tree, application.args) == application.args, "these are defaults"
         assert {deployment.name for deployment in application.deployments} <= names
-
-
-def test_a_fixed_k_above_the_limit_is_refused() -> None:
-    speculation = {"num_speculative_tokens": 9, "max_num_speculative_tokens": 8}
-    tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
-    with pytest.raises(ValueError, match=r"router\.speculation.*at most .*8.*9"):
-        AppConfig.model_validate(tree)
-
-
-@pytest.mark.parametrize(
-    ("speculation", "complaint"),
-    [
-        ({"method": "draft_model"}, "method draft_model needs a draft section"),
-        ({"method": "lookup"}, "router.speculation.method"),
-        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max of at least 1"),
-        ({"prompt_lookup_min": 5}, "prompt_lookup_min must be at most prompt_lookup_max, 4"),
-        ({"prompt_lookup_min": 0}, "router.speculation.prompt_lookup_min"),
-        ({"verification": "typical"}, "router.speculation.verification"),
-    ],
-    ids=["no-draft", "unknown", "off", "crossed", "zero", "rule"],
-)
-def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], complaint: str) -> None:
-    tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
-    with pytest.raises(ValueError, match=complaint):
-        AppConfig.model_validate(tree)
-
-
-def test_no_allowed_number_of_logprobs_makes_a_frame_too_long() -> None:
-    limit = MAX_FRAME_BYTES // (2 * MAX_PACKED_BYTES)  # and half of it for the rest
-    tree = {"target": {"model_path": "x"}, "router": {"max_logprob_entries": limit}}
-    with pytest.raises(ValueError, match=r"router.max_logprob_entries: .*less than or equal to"):
-        AppConfig.model_validate(tree)
 
 
 def test_the_config_without_a_draft_has_none_anywhere() -> None:

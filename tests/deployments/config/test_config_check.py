@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +25,31 @@ from tests.harness.local import DEMO
 CONFIGS = ROOT / "configs"
 
 
-@pytest.fixture(autouse=True)
-def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+Check = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """A function that checks a file for this machine, a shipped one on a free port."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
+    def checked(config: str | Path, *changes: str) -> tuple[int, str, str]:
+        """Return the exit status, what was said, and the one line of refusal."""
+        words = [str(config), *changes]
+        if isinstance(config, str):
+            words = [str(CONFIGS / config), f"http_options.port={free_port()}", *changes]
+        capsys.readouterr()  # what reading a checkpoint has said
+        status = main(["--check", *words])
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == (1 if status else 0)
+        return status, captured.out, captured.err
 
-def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit status, what was said, and the one line of refusal."""
-    status = main(["--check", *arguments])
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == (1 if status else 0)
-    return status, captured.out, captured.err
-
-
-def on_free_port() -> str:
-    return f"http_options.port={free_port()}"
+    return checked
 
 
 @pytest.mark.parametrize("name", ["demo.yaml", "no-draft.yaml"])
-def test_a_config_for_this_machine_is_explained(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    status, said, refusal = check(capsys, str(CONFIGS / name), on_free_port())
+def test_a_config_for_this_machine_is_explained(check: Check, name: str) -> None:
+    status, said, refusal = check(name)
     assert (status, refusal) == (0, "")
     config = read_serve_file(CONFIGS / name).config
     kv_tokens = config.target.kv_cache_tokens
@@ -56,16 +60,12 @@ def test_a_config_for_this_machine_is_explained(
     assert "adaptive, 0 to 8" in said
 
 
-def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said, _ = check(
-        capsys,
-        *(str(CONFIGS / "demo.yaml"), on_free_port()),
-        *("target.kv_cache_tokens=8192", "target.kv_cache_memory=64MiB"),
-    )
+def test_changes_are_made_first(check: Check) -> None:
+    twice = "target.kv_cache_tokens=8192", "target.kv_cache_memory=64MiB"
+    status, said, _ = check("demo.yaml", *twice)
     assert status == 1, "they say the same thing"
     status, said, _ = check(
-        capsys,
-        *(str(CONFIGS / "demo.yaml"), on_free_port()),
+        "demo.yaml",
         *("target.quantization=q8", "draft.kv_cache_memory=null", "Draft.num_replicas=2"),
         "router.speculation.num_speculative_tokens=3",
     )
@@ -75,9 +75,8 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "k          3, drafted by draft_model" in said
 
 
-def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = str(CONFIGS / "heads.yaml"), on_free_port()
-    status, said, _ = check(capsys, *arguments)
+def test_heads_are_looked_at(check: Check) -> None:
+    status, said, _ = check("heads.yaml")
     assert status == 0
     assert "heads models/demo/mtp draft in its process" in said
     for heads, complaint in (
@@ -87,19 +86,17 @@ def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
             f"target.heads: heads '{DEMO / 'draft'}' is of model_type 'llama'; only",
         ),
     ):
-        status, said, error = check(capsys, *arguments, f"target.heads={heads}")
+        status, said, error = check("heads.yaml", f"target.heads={heads}")
         assert status == 1
         assert complaint in said + error
 
 
-def test_an_eagle3_head_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_eagle3_head_is_read(check: Check, tmp_path: Path) -> None:
     """Its memory is counted; what is wrong with it is said by key, before anything is served."""
-    arguments = str(CONFIGS / "heads.yaml"), on_free_port()
     weights = eagle3_weights(DEMO / "target")
     folder = write_eagle3(tmp_path, DEMO / "target", weights, eagle_aux_hidden_state_layer_ids=None)
-    capsys.readouterr()  # what reading the target has said
-    _, without, _ = check(capsys, *arguments, "target.heads=null")
-    status, said, _ = check(capsys, *arguments, f"target.heads={folder}")
+    _, without, _ = check("heads.yaml", "target.heads=null")
+    status, said, _ = check("heads.yaml", f"target.heads={folder}")
     assert status == 0
     assert f"heads {folder} draft in its process" in said
     taken = [float(re.findall(r"([0-9.]+) MB of weights", page)[0]) for page in (without, said)]
@@ -107,22 +104,18 @@ def test_an_eagle3_head_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert taken[1] - taken[0] == pytest.approx(num_bytes / 1e6, abs=0.1)  # as few digits are said
     del weights["fc.weight"]
     write_eagle3(tmp_path, DEMO / "target", weights, eagle_aux_hidden_state_layer_ids=None)
-    capsys.readouterr()
-    status, said, error = check(capsys, *arguments, f"target.heads={folder}")
+    status, said, error = check("heads.yaml", f"target.heads={folder}")
     assert status == 1
     assert f"heads '{folder}' lacks fc.weight" in said + error
 
 
-def test_a_checkpoint_without_an_mtp_layer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = str(CONFIGS / "heads.yaml"), on_free_port()
-    status, said, error = check(capsys, *arguments, "target.heads=checkpoint")
+def test_a_checkpoint_without_an_mtp_layer_is_told(check: Check) -> None:
+    status, said, error = check("heads.yaml", "target.heads=checkpoint")
     assert status == 1
     assert "has no MTP layer: neither model.layers.8.* nor mtp.*" in said + error
 
 
-def test_an_mtp_layer_in_the_checkpoint_is_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_mtp_layer_in_the_checkpoint_is_told(check: Check, tmp_path: Path) -> None:
     target = copy_of(DEMO / "target", tmp_path / "target")
     stored = load_file(DEMO / "mtp" / "model.safetensors")
     names = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj"}
@@ -132,20 +125,30 @@ def test_an_mtp_layer_in_the_checkpoint_is_told(
         part = key.removeprefix("mtp_layers.0.").removesuffix(".weight")
         layer[f"model.layers.8.{names.get(part, part)}.weight"] = value
     save_file(layer, target / "mtp.safetensors")
-    arguments = str(CONFIGS / "heads.yaml"), on_free_port(), f"target.model_path={target}"
-    status, said, _ = check(capsys, *arguments, "target.heads=checkpoint")
+    changes = f"target.model_path={target}", "target.heads=checkpoint"
+    status, said, _ = check("heads.yaml", *changes)
     assert status == 0
     assert "the checkpoint's own MTP layer drafts in its process" in said
 
 
-def test_first_layers_that_draft_are_fewer_than_all(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = str(CONFIGS / "heads.yaml"), on_free_port(), "target.heads=null"
-    status, said, _ = check(capsys, *arguments, "target.early_exit=4")
+def test_first_layers_that_draft_are_fewer_than_all(check: Check) -> None:
+    status, said, _ = check("heads.yaml", "target.heads=null", "target.early_exit=4")
     assert status == 0
     assert "its first 4 layers draft" in said
-    status, said, error = check(capsys, *arguments, "target.early_exit=8")
+    status, said, error = check("heads.yaml", "target.heads=null", "target.early_exit=8")
     assert status == 1
     assert "target.early_exit: must be below the 8 layers of the model, got 8" in said + error
+
+
+def in_a_process(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
 
 
 def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
@@ -155,14 +158,7 @@ def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
         "status = main(['--check', 'configs/prod.yaml']); "
         "print('torch' in sys.modules, 'transformers' in sys.modules); sys.exit(status)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    ended = in_a_process("-c", code)
     assert ended.returncode == 1
     assert ended.stdout.splitlines()[-1] == "False False"
     unknown = "sizes unknown: target.model_path: no such folder: 'Qwen/Qwen2.5-72B-Instruct'"
@@ -176,18 +172,24 @@ def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
     assert "use configs/demo.yaml (the shipped pair, or one of your own by its model" in refusal
 
 
-def test_the_module_of_the_config_is_the_command() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "deployments.config", "--check", "nothing.yaml"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 1
-    [refusal] = ended.stderr.splitlines()
-    assert refusal.startswith("error: nothing.yaml: cannot be read")
+@pytest.mark.parametrize(
+    ("words", "status", "refusal"),
+    [
+        (["deployments.config", "--check", "nothing.yaml"], 1, "nothing.yaml: cannot be read"),
+        (
+            ["deployments.config.check", "nothing.yaml"],
+            2,
+            "the command is `python -m deployments.config --check FILE`",
+        ),
+    ],
+)
+def test_the_module_of_the_config_is_the_command(
+    words: list[str], status: int, refusal: str
+) -> None:
+    ended = in_a_process("-m", *words)
+    assert ended.returncode == status
+    [said] = ended.stderr.splitlines()
+    assert said.startswith(f"error: {refusal}")
 
 
 @pytest.mark.parametrize(
@@ -221,10 +223,8 @@ def test_the_module_of_the_config_is_the_command() -> None:
         ("target.kv_cache_tokens=100000000000", "target: .* of weights and KV do not fit"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], change: str, complaint: str
-) -> None:
-    status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), change)
+def test_what_cannot_be_is_refused_in_one_line(check: Check, change: str, complaint: str) -> None:
+    status, _, refusal = check("demo.yaml", change)
     assert status == 1
     assert re.search(complaint if ".*" in complaint else re.escape(complaint), refusal)
 
@@ -238,26 +238,19 @@ def test_what_cannot_be_is_refused_in_one_line(
 )
 @pytest.mark.parametrize("changes", [[], ["Draft.num_replicas=2"]])
 def test_a_section_of_another_type_is_named(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    section: str,
-    value: object,
-    complaint: str,
-    changes: list[str],
+    check: Check, tmp_path: Path, section: str, value: object, complaint: str, changes: list[str]
 ) -> None:
     content = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     content["applications"][0][section] = value
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(content))
-    status, _, refusal = check(capsys, str(path), *changes)
+    status, _, refusal = check(path, *changes)
     assert status == 1
     assert complaint in refusal
 
 
-def test_an_address_of_another_family_is_not_in_use(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, refusal = check(
-        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), "http_options.host=::1"
-    )
+def test_an_address_of_another_family_is_not_in_use(check: Check) -> None:
+    status, _, refusal = check("demo.yaml", "http_options.host=::1")
     assert status == 0 or "cannot listen on ::1" in refusal
 
 
@@ -269,22 +262,19 @@ def test_an_address_of_another_family_is_not_in_use(capsys: pytest.CaptureFixtur
         "Router.user_config.max_sessions=96",
     ],
 )
-def test_notes_are_told_and_the_config_is_served(
-    capsys: pytest.CaptureFixture[str], change: str
-) -> None:
-    plain = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port())
+def test_notes_are_told_and_the_config_is_served(check: Check, change: str) -> None:
+    plain = check("demo.yaml")
     assert "routers let in" not in plain[1]
-    changes = *change.split(), "draft.max_model_len=256"
-    status, said, _ = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), *changes)
+    status, said, _ = check("demo.yaml", *change.split(), "draft.max_model_len=256")
     assert status == 0
     assert "note: draft.max_model_len 256 is below target.max_model_len" in said
     assert re.search(r"note: routers let in \d x \d\d = 96 sessions .* hold 1 x 72 = 72 ", said)
 
 
-def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_named(check: Check) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), f"http_options.port={port}")
+        status, _, refusal = check("demo.yaml", f"http_options.port={port}")
     assert status == 1
     assert f"http_options.port: {port} is in use on 127.0.0.1" in refusal
 
@@ -302,32 +292,26 @@ def write_anew(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content))
 
 
-def test_a_draft_of_other_words_is_refused_with_a_way_out(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_draft_of_other_words_is_refused_with_a_way_out(check: Check, tmp_path: Path) -> None:
     folder = copy_of(DEMO / "draft", tmp_path / "draft")
     content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     words = list(vocabulary)[300:302]
     vocabulary[words[0]], vocabulary[words[1]] = vocabulary[words[1]], vocabulary[words[0]]
     write_anew(folder / "tokenizer.json", content)
-    status, _, refusal = check(
-        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), f"draft.model_path={folder}"
-    )
+    status, _, refusal = check("demo.yaml", f"draft.model_path={folder}")
     assert status == 1
     assert "draft.model_path: token id 300" in refusal
     assert "use configs/no-draft.yaml" in refusal
 
 
 def test_an_architecture_that_is_not_served_is_refused_by_name(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    check: Check, tmp_path: Path
 ) -> None:
     folder = copy_of(DEMO / "target", tmp_path / "target")
     content = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
     write_anew(folder / "config.json", content)
-    status, said, refusal = check(
-        capsys, str(CONFIGS / "no-draft.yaml"), on_free_port(), f"target.model_path={folder}"
-    )
+    status, said, refusal = check("no-draft.yaml", f"target.model_path={folder}")
     assert status == 1
     assert "target: model type 'mamba' cannot be served" in refusal
     assert "sizes unknown: the model cannot be served" in said
@@ -347,13 +331,11 @@ def test_a_changed_file_can_be_written(tmp_path: Path) -> None:
     assert application["args"]["router"] == original["applications"][0]["args"]["router"]
 
 
-def test_a_file_of_another_application_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_file_of_another_application_is_refused(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("applications: [{name: a, import_path: other:app}]\n")
-    _, _, refusal = check(capsys, str(path))
+    _, _, refusal = check(path)
     assert "0 of its applications have import_path deployments.app:build" in refusal
     path.write_text("- 1\n")
-    _, _, refusal = check(capsys, str(path))
+    _, _, refusal = check(path)
     assert "no Serve config file" in refusal

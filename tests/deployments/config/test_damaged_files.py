@@ -26,11 +26,6 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 Damage = Callable[[Path], object]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(DEMO / "draft", tmp_path / "model"))
-
-
 def edit(name: str, **changes: Any) -> Damage:
     def damage(folder: Path) -> None:
         path = folder / name

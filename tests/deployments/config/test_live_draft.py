@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from deployments.config.schema import AppConfig
 from deployments.config.sections.models import ModelConfig
 from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
+from tests.deployments.config.test_damaged_files import SMALL, STORED, Damage, edit
 from tests.harness.local import DEMO
 
 
@@ -29,23 +27,13 @@ def base() -> ModelConfig:
     return config.draft
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(DEMO / "draft", tmp_path / "other"))
-
-
-def edit_config(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.mark.parametrize("nothing", [None, {}, {"model_path": ""}, {"promote": "now"}])
 def test_without_a_path_the_model_of_args_is_wanted(base: ModelConfig, nothing: Any) -> None:
     assert wanted_draft(base, nothing) == WantedDraft(model=base)
 
 
 def test_another_folder_has_the_limits_of_args(base: ModelConfig, folder: Path) -> None:
-    edit_config(folder, max_position_embeddings=77)
+    edit("config.json", max_position_embeddings=77)(folder)
     wanted = wanted_draft(base, {"model_path": str(folder), "compare_answers": 5})
     assert (wanted.promote, wanted.compare_answers) == ("better", 5)
     changes = {"model_path": str(folder), "max_model_len": 77}
@@ -72,44 +60,23 @@ def test_what_makes_no_sense_is_refused(
         wanted_draft(base, user_config)
 
 
-def without_weights(folder: Path) -> str:
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    return r"has no \*\.safetensors weights"
-
-
-def without_tokenizer(folder: Path) -> str:
-    (folder / "tokenizer.json").unlink()
-    return "has no tokenizer.json"
-
-
-def with_other_words(folder: Path) -> str:
+def give_other_words(folder: Path) -> None:
     path = folder / "tokenizer.json"
-    text = path.read_text()
-    path.write_text(text.replace('"<|pad|>"', '"<|dap|>"'))
-    return "must share one vocabulary"
+    path.write_text(path.read_text().replace('"<|pad|>"', '"<|dap|>"'))
 
 
-def with_few_words(folder: Path) -> str:
-    edit_config(folder, vocab_size=1000)
-    return "it has 4096 token ids, vocab_size of config.json is 1000"
+SPOILT = {"words": (give_other_words, "must share one vocabulary")} | {
+    name: (SMALL | STORED)[name]
+    for name in ("weights-missing", "weights-cut", "tokenizer-elsewhere", "tokenizer-other")
+}
 
 
-def with_cut_weights(folder: Path) -> str:
-    [weights] = folder.glob("*.safetensors")
-    weights.write_bytes(weights.read_bytes()[:1000])
-    return "no whole safetensors file"
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [without_weights, with_cut_weights, without_tokenizer, with_other_words, with_few_words],
-)
+@pytest.mark.parametrize(("damage", "said"), SPOILT.values(), ids=SPOILT)
 def test_a_folder_that_does_not_fit_is_refused(
-    base: ModelConfig, folder: Path, spoil: Callable[[Path], str]
+    base: ModelConfig, folder: Path, damage: Damage, said: str
 ) -> None:
-    complaint = spoil(folder)
-    with pytest.raises(ValueError, match=rf"user_config: model_path: .*{complaint}"):
+    damage(folder)
+    with pytest.raises(ValueError, match=rf"user_config: model_path: .*{said}"):
         wanted_draft(base, {"model_path": str(folder)})
 
 

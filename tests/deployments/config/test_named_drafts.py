@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +135,7 @@ def test_paths_windows_and_vocabularies_of_all_are_looked_after() -> None:
     assert shared.drafts["tiny"].vocab_size == shared.draft.vocab_size
 
 
-def test_a_draft_of_other_words_is_refused_by_its_key(tmp_path: Path) -> None:
-    folder = tmp_path / "draft"
-    shutil.copytree(DEMO / "draft", folder)
+def test_a_draft_of_other_words_is_refused_by_its_key(folder: Path) -> None:
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"Once"', '"Twice"', 1).replace('"the"', '"eht"', 1))
     config = resolved(read(drafts={"tiny": {"model_path": str(folder), "max_model_len": 256}}))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -97,16 +95,3 @@ def test_numbers_are_no_truth_values_and_finite(value: object) -> None:
     for key in ("max_num_seqs", "step_timeout_s", "block_size"):
         with pytest.raises(ValueError, match=rf"target\.{key}: "):
             AppConfig.model_validate({"target": {"model_path": "x", key: value}})
-
-
-def test_the_module_of_the_check_names_the_command() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "deployments.config.check", "nothing.yaml"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert ended.stderr == "error: the command is `python -m deployments.config --check FILE`\n"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from deployments.api.http import create_app
-from deployments.config.schema import AppConfig
 from deployments.local.pair import LoadedPair, local_config
 from tests.cases.models.lora import write_adapter, write_merged
 from tests.fakes.http import ScriptedGenerator, served_model
@@ -46,18 +45,6 @@ async def test_routes_take_adapters_by_name() -> None:
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (404, "model")
     assert 'this server has "tiny", "a", "b"' in error["message"]
-
-
-def test_an_adapter_may_not_have_the_models_name() -> None:
-    tree = {"target": TARGET | {"lora_modules": {"outrider": "x"}}}
-    with pytest.raises(ValueError, match=r"target\.lora_modules: no name may be that of the model"):
-        AppConfig.model_validate(tree)
-
-
-def test_a_draft_has_no_adapters() -> None:
-    tree = {"target": TARGET, "draft": TARGET | {"lora_modules": {"a": "x"}}}
-    with pytest.raises(ValueError, match=r"draft\.lora_modules: only a target has adapters"):
-        AppConfig.model_validate(tree)
 
 
 def test_a_check_names_the_adapter_that_is_not_there() -> None:

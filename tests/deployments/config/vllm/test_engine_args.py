@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from deployments.config.serve_file import read_serve_file
 from deployments.config.vllm.engine_args import engine_tree
 from deployments.config.vllm.words import SERVER_WORDS, WORDS
 from loadtest.service.served import free_port
+from tests.deployments.config.test_damaged_files import edit
 from tests.harness.local import DEMO
 
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
@@ -102,12 +102,10 @@ def test_what_is_refused_says_what_to_use(words: dict[str, Any], said: str) -> N
         engine_tree(words)
 
 
-def test_auto_is_the_type_that_is_stored(tmp_path: Path) -> None:
+def test_auto_is_the_type_that_is_stored(folder: Path) -> None:
     assert engine_tree({"dtype": "auto", "model": TARGET})["target"]["dtype"] == "bfloat16"
-    folder = Path(shutil.copytree(DRAFT, tmp_path / "half"))
-    content = json.loads((folder / "config.json").read_text())
     for stored, meant in (("float16", "float16"), ("float32", "bfloat16")):
-        (folder / "config.json").write_text(json.dumps(content | {"dtype": stored}))
+        edit("config.json", dtype=stored)(folder)
         tree = engine_tree({"dtype": "auto", "model": str(folder)})
         assert tree["target"]["dtype"] == meant
 
