@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, nullcontext
 from typing import Any
 
 import pytest
 
-from deployments.api.choices import ChoiceItems
-from deployments.api.keys import Tenant
-from deployments.api.observer import ChoiceObserver
-from deployments.api.running import run_choice
+from deployments.api.keys import ANYBODY, Tenant
 from deployments.ingress.admission import AdmissionControl
 from models.protocol.errors import Overloaded
-from models.protocol.messages import Sampling
-from router.types import Finished, GenerationRequest
 from tests.fakes.clock import Clock
-from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
 
 pytestmark = pytest.mark.virtual_time
-
-REQUEST = GenerationRequest(
-    request_id="r", prompt_ids=(1,), sampling=Sampling(), eos_ids=(), max_tokens=3
-)
-DETOKENIZER = tiny_tokenizer().detokenizer()
-
-
-class Door(AdmissionControl):
-    """Sessions of a scripted generator through one admission, as the routes run them."""
-
-    def __init__(self, generator: ScriptedGenerator, **options: Any) -> None:
-        super().__init__(**options)
-        self._generator = generator
-
-    def generate(self) -> ChoiceItems:
-        return run_choice(
-            0,
-            self._generator.generate(REQUEST, DETOKENIZER),
-            turn=nullcontext(),
-            slot=self.slot(),
-            observer=ChoiceObserver(0, ()),
-            grammar_fields=(),
-        )
-
-
-async def run(door: Door) -> int:
-    async with aclosing(door.generate()) as items:
-        return len([item async for _, item in items if isinstance(item, Finished)])
-
-
-def admitting(
-    generator: ScriptedGenerator, *, max_queued: int = 1, queue_wait_s: float = 5.0, **options: Any
-) -> Door:
-    return Door(
-        generator, max_sessions=2, max_queued=max_queued, queue_wait_s=queue_wait_s, **options
-    )
 
 
 async def settle() -> None:
@@ -64,163 +21,171 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def run_for(door: Door, clock: Clock, seconds: float) -> None:
-    """One session that takes as long as that."""
-    async with aclosing(door.generate()) as items:
-        async for _ in items:
-            clock.now_s += seconds
-            seconds = 0.0
+class Places:
+    """Sessions that run until they are ended, in the order in which they began."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = Clock()
+        usual = {"max_sessions": 2, "max_queued": 10, "queue_wait_s": 5.0, "clock": self.clock}
+        self.door = AdmissionControl(**(usual | options))
+        self.begun: list[str] = []
+        self.ends: list[asyncio.Event] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Numbers of those that run and of those that wait."""
+        return self.door.num_running, self.door.num_queued
+
+    def limit(self, **limits: Any) -> None:
+        usual = {"max_queued": 10, "queue_wait_s": 5.0, "reserved": 0}
+        self.door.set_limits(**(usual | limits))
+
+    async def stay(self, tenant: Tenant = ANYBODY) -> None:
+        """Wait for a place and for its end."""
+        async with self.door.slot(tenant):
+            self.begun.append(tenant.name)
+            self.ends.append(end := asyncio.Event())
+            await end.wait()
+
+    async def last(self, seconds: float) -> None:
+        """Begin a session that takes so long, and end it."""
+        async with self.door.slot():
+            self.clock.now_s += seconds
+
+    async def come(self, tenant: Tenant = ANYBODY, number: int = 1) -> list[asyncio.Task[None]]:
+        tasks = [asyncio.create_task(self.stay(tenant)) for _ in range(number)]
+        self.tasks += tasks
+        await settle()
+        return tasks
+
+    async def end(self, *indices: int) -> None:
+        for index in indices:
+            self.ends[index].set()
+            await settle()
+
+    async def end_all(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert self.load == (0, 0)
 
 
 async def test_all_finish_while_the_queue_is_long_enough():
-    door = admitting(ScriptedGenerator(delay_s=0.005), max_queued=10)
-    assert await asyncio.gather(*(run(door) for _ in range(12))) == [1] * 12
-    assert (door.num_running, door.num_queued) == (0, 0)
+    places = Places()
+    tasks = await places.come(number=12)
+    assert places.load == (2, 10)
+    await places.end(*range(12))
+    assert await asyncio.gather(*tasks) == [None] * 12
+    assert places.load == (0, 0)
 
 
-async def test_a_full_queue_is_told_at_once():
-    door = admitting(ScriptedGenerator(hang_at=0))
-    running = [asyncio.create_task(run(door)) for _ in range(3)]
-    await asyncio.sleep(0.01)
-    assert (door.num_running, door.num_queued) == (2, 1)
-    with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
-        await run(door)
-    await ended(running)
-    assert (door.num_running, door.num_queued) == (0, 0)
-
-
-async def test_what_a_newcomer_would_be_told_is_known_beforehand():
-    door = admitting(ScriptedGenerator(hang_at=0))
-    running = []
+async def test_a_full_queue_is_told_at_once_and_beforehand():
+    places = Places(max_queued=1)
     for _ in range(3):
-        door.refuse_when_full()
-        running += await started(door, 1)
+        places.door.refuse_when_full()
+        await places.come()
+    assert places.load == (2, 1)
     with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
-        door.refuse_when_full()
-    assert (door.num_running, door.num_queued) == (2, 1)
-    await ended(running)
-    door.refuse_when_full()
+        await places.stay()
+    with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
+        places.door.refuse_when_full()
+    assert places.load == (2, 1)
+    await places.end_all()
+    places.door.refuse_when_full()
 
 
 async def test_waiting_has_a_limit():
-    generator = ScriptedGenerator(hang_at=0)
-    door = admitting(generator, queue_wait_s=0.02)
-    running = [asyncio.create_task(run(door)) for _ in range(2)]
-    await asyncio.sleep(0.005)
+    places = Places(queue_wait_s=0.02)
+    await places.come(number=2)
     with pytest.raises(Overloaded, match=r"within 0\.02 s"):
-        await run(door)
-    await ended(running)
-    generator.hang_at = None
-    assert await run(door) == 1
+        await places.stay()
+    await places.end_all()
+    await places.come()
+    assert places.load == (1, 0)
+    await places.end_all()
 
 
 async def test_a_failure_gives_its_place_back():
-    door = admitting(ScriptedGenerator(error=Overloaded("inside")))
+    places = Places()
     for _ in range(5):
         with pytest.raises(Overloaded, match="inside"):
-            await run(door)
-    assert (door.num_running, door.num_queued) == (0, 0)
-
-
-async def started(door: Door, number: int) -> list[asyncio.Task[int]]:
-    tasks = [asyncio.create_task(run(door)) for _ in range(number)]
-    await asyncio.sleep(0.01)
-    return tasks
-
-
-async def ended(tasks: list[asyncio.Task[int]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            async with places.door.slot():
+                raise Overloaded("inside")
+    assert places.load == (0, 0)
 
 
 async def test_more_places_are_taken_by_those_who_wait():
-    door = admitting(ScriptedGenerator(hang_at=0), max_queued=9)
-    tasks = await started(door, 6)
-    assert (door.num_running, door.num_queued) == (2, 4)
-    door.set_limits(max_sessions=5, max_queued=9, queue_wait_s=5.0, reserved=0)
-    await asyncio.sleep(0.01)
-    assert (door.num_running, door.num_queued) == (5, 1)
-    await ended(tasks)
-    assert (door.num_running, door.num_queued) == (0, 0)
+    places = Places()
+    await places.come(number=6)
+    assert places.load == (2, 4)
+    places.limit(max_sessions=5)
+    await settle()
+    assert places.load == (5, 1)
+    await places.end_all()
 
 
 async def test_fewer_places_end_nobody_and_admit_nobody():
-    generator = ScriptedGenerator(hang_at=0)
-    door = admitting(generator, max_queued=1)
-    door.set_limits(max_sessions=4, max_queued=1, queue_wait_s=5.0, reserved=0)
-    tasks = await started(door, 4)
-    door.set_limits(max_sessions=1, max_queued=1, queue_wait_s=0.02, reserved=0)
-    assert door.num_running == 4
-    await ended(tasks[:3])
+    places = Places(max_sessions=4)
+    await places.come(number=4)
+    places.limit(max_sessions=1, queue_wait_s=0.02)
+    assert places.load == (4, 0)
+    await places.end(0, 1, 2)
     with pytest.raises(Overloaded, match="1 sessions are running"):  # one still has the only place
-        await run(door)
-    await ended(tasks)
-    rest = await started(door, 1)
-    assert door.num_running == 1
+        await places.stay()
+    await places.end(3)
+    await places.come()
+    assert places.load == (1, 0)
     with pytest.raises(Overloaded, match=r"within 0\.02 s"):
-        await run(door)
-    await ended(rest)
+        await places.stay()
+    await places.end_all()
 
 
 async def test_free_places_go_at_once_and_come_back():
-    door = admitting(ScriptedGenerator(hang_at=0), max_queued=0)
+    places = Places(max_queued=0)
     for number in (1, 3, 2):
-        door.set_limits(max_sessions=number, max_queued=0, queue_wait_s=5.0, reserved=0)
-        tasks = await started(door, number)
-        assert door.num_running == number
+        places.limit(max_sessions=number, max_queued=0)
+        await places.come(number=number)
+        assert places.load == (number, 0)
         with pytest.raises(Overloaded, match=f"{number} sessions are running"):
-            await run(door)
-        await ended(tasks)
+            await places.stay()
+        await places.end_all()
 
 
 async def test_who_would_wait_in_vain_is_told_at_once_and_when_to_come_back():
-    clock = Clock()
-    generator = ScriptedGenerator()
-    door = admitting(generator, max_queued=10, queue_wait_s=30.0, clock=clock)
-    await run_for(door, clock, 10.0)  # two places: one is free every 5 s
-    generator.hang_at = 0
-    running = [asyncio.create_task(run(door)) for _ in range(5)]
-    await settle()
+    places = Places(queue_wait_s=30.0)
+    await places.last(10.0)  # two places: one is free every 5 s
+    await places.come(number=5)
     # The third that waits expects 15 s, half the longest wait; a fourth would expect 20 s.
-    assert (door.num_running, door.num_queued) == (2, 3)
+    assert places.load == (2, 3)
     with pytest.raises(Overloaded, match=r"expected in 20\.0 s, the limit is 15 s") as refusal:
-        await run(door)
+        await places.stay()
     assert refusal.value.retry_after_s == 20.0
-    await ended(running)
-    assert (door.num_running, door.num_queued) == (0, 0)
+    await places.end_all()
 
 
 async def test_one_may_always_wait_and_the_estimate_follows_the_sessions():
-    clock = Clock()
-    generator = ScriptedGenerator()
-    door = admitting(generator, max_queued=10, queue_wait_s=30.0, clock=clock)
-    await run_for(door, clock, 1000.0)
-    generator.hang_at = 0
-    running = [asyncio.create_task(run(door)) for _ in range(3)]
-    await settle()
-    assert (door.num_running, door.num_queued) == (2, 1)  # however slow the last session was
+    places = Places(queue_wait_s=30.0)
+    await places.last(1000.0)
+    await places.come(number=3)
+    assert places.load == (2, 1)  # however slow the last session was
     with pytest.raises(Overloaded, match="expected in"):
-        await run(door)
-    await ended(running)
-    generator.hang_at = None
+        await places.stay()
+    await places.end_all()
     for _ in range(30):
-        await run_for(door, clock, 1.0)
-    generator.hang_at = 0
-    running = [asyncio.create_task(run(door)) for _ in range(12)]
-    await settle()
-    assert (door.num_running, door.num_queued) == (2, 10)
+        await places.last(1.0)
+    await places.come(number=12)
+    assert places.load == (2, 10)
     with pytest.raises(Overloaded, match="10 are waiting, the limit is 10"):
-        await run(door)
-    await ended(running)
+        await places.stay()
+    await places.end_all()
 
 
 async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts():
-    door = admitting(ScriptedGenerator(hang_at=0), max_queued=3, queue_wait_s=0.5)
-    running = [asyncio.create_task(run(door)) for _ in range(5)]
-    await settle()
-    assert (door.num_running, door.num_queued) == (2, 3)
-    await ended(running)
+    places = Places(max_queued=3, queue_wait_s=0.5)
+    await places.come(number=5)
+    assert places.load == (2, 3)
+    await places.end_all()
 
 
 # --- clients ----------------------------------------------------------------------------------
@@ -229,44 +194,11 @@ async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts(
 GREEDY, MODEST = Tenant(name="greedy"), Tenant(name="modest")
 
 
-class Places:
-    """Sessions that run until they are ended, in the order in which they began."""
-
-    def __init__(self, **options: Any) -> None:
-        self.door = AdmissionControl(**({"max_queued": 10, "queue_wait_s": 5.0} | options))
-        self.begun: list[str] = []
-        self.ends: list[asyncio.Event] = []
-        self.tasks: list[asyncio.Task[None]] = []
-
-    async def come(self, tenant: Tenant, number: int = 1) -> list[asyncio.Task[None]]:
-        tasks = [asyncio.create_task(self._run(tenant)) for _ in range(number)]
-        self.tasks += tasks
-        await settle()
-        return tasks
-
-    async def end(self, index: int) -> None:
-        self.ends[index].set()
-        await settle()
-
-    async def end_all(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        assert (self.door.num_running, self.door.num_queued) == (0, 0)
-
-    async def _run(self, tenant: Tenant) -> None:
-        async with self.door.slot(tenant):
-            self.begun.append(tenant.name)
-            self.ends.append(end := asyncio.Event())
-            await end.wait()
-
-
 async def test_clients_take_turns():
-    places = Places(max_sessions=2)
+    places = Places()
     await places.come(GREEDY, 6)
     await places.come(MODEST, 2)
-    for index in range(6):
-        await places.end(index)
+    await places.end(*range(6))
     assert places.begun == ["greedy"] * 3 + ["modest", "greedy", "modest", "greedy", "greedy"]
     await places.end_all()
 
@@ -275,7 +207,7 @@ async def test_a_client_at_its_limit_waits_alone():
     limited = Tenant(name="limited", max_sessions=1)
     places = Places(max_sessions=3)
     await places.come(limited, 3)
-    assert (places.door.num_running, places.door.num_queued) == (1, 2)
+    assert places.load == (1, 2)
     await places.come(MODEST, 2)
     assert places.begun == ["limited", "modest", "modest"]
     await places.end(1)
@@ -290,7 +222,7 @@ async def test_who_has_half_leaves_the_last_places_to_others():
     await places.come(GREEDY, 8)
     with pytest.raises(Overloaded, match="4 of 6 sessions are of greedy, the last 2 places are"):
         places.door.refuse_when_full(GREEDY)
-    assert (places.door.num_running, places.door.num_queued) == (4, 4)
+    assert places.load == (4, 4)
     await places.come(MODEST, 2)
     assert places.begun == ["greedy"] * 4 + ["modest"] * 2
     await places.end(4)
@@ -299,7 +231,7 @@ async def test_who_has_half_leaves_the_last_places_to_others():
     assert places.begun[6:] == []  # two are free now, and both are kept
     await places.end(1)
     assert places.begun[6:] == ["greedy"]  # with less than half it may have any
-    places.door.set_limits(max_sessions=6, max_queued=10, queue_wait_s=5.0, reserved=0)
+    places.limit(max_sessions=6)
     await settle()
     assert places.begun[6:] == ["greedy"] * 3
     await places.end_all()
@@ -323,11 +255,8 @@ async def test_a_client_with_less_than_an_even_share_goes_first():
 
 
 async def test_who_has_half_expects_the_wait_for_the_places_that_it_may_get():
-    clock = Clock()
-    places = Places(max_sessions=2, queue_wait_s=30.0, reserved=1, clock=clock)
-    await places.come(GREEDY)
-    clock.now_s += 10.0
-    await places.end(0)
+    places = Places(queue_wait_s=30.0, reserved=1)
+    await places.last(10.0)
     await places.come(GREEDY, 2)
     with pytest.raises(Overloaded, match=r"expected in 20\.0 s"):
         places.door.refuse_when_full(GREEDY)
@@ -343,7 +272,7 @@ async def test_a_full_queue_is_shared():
     await places.come(MODEST)
     with pytest.raises(Overloaded, match="the limit is 3, which clients share"):
         await waiting[-1]
-    assert (places.door.num_running, places.door.num_queued) == (1, 3)
+    assert places.load == (1, 3)
     with pytest.raises(Overloaded):  # two and one: another would only turn it round
         places.door.refuse_when_full(MODEST)
     await places.end(0)
@@ -354,11 +283,8 @@ async def test_a_full_queue_is_shared():
 
 
 async def test_a_newcomer_expects_the_wait_of_its_own_turn():
-    clock = Clock()
-    places = Places(max_sessions=1, max_queued=20, queue_wait_s=30.0, clock=clock)
-    await places.come(GREEDY)
-    clock.now_s += 10.0
-    await places.end(0)
+    places = Places(max_sessions=1, queue_wait_s=30.0)
+    await places.last(10.0)
     await places.come(GREEDY, 2)
     with pytest.raises(Overloaded, match=r"expected in 20\.0 s") as refusal:
         places.door.refuse_when_full(GREEDY)
@@ -373,7 +299,7 @@ async def test_a_place_that_was_given_to_someone_who_left_goes_on():
     [leaver] = await places.come(MODEST)
     await places.come(GREEDY)
     places.ends[0].set()
-    places.door.set_limits(max_sessions=2, max_queued=10, queue_wait_s=5.0, reserved=0)
+    places.limit(max_sessions=2)
     leaver.cancel()  # a place was just given to it, and it has not run since
     await settle()
     assert places.begun == ["greedy", "greedy"]

@@ -10,18 +10,15 @@ from deployments.api.keys import ANYBODY, Tenant
 from deployments.ingress.charges import Charges
 from deployments.serve.instruments import Meters
 from models.protocol.errors import Overloaded
-from models.protocol.messages import Sampling
 from router.types import GenerationRequest
-from tests.deployments.ingress.test_admission import Clock
+from tests.fakes.clock import Clock
+from tests.fakes.sessions import asked
 
 ALICE = Tenant(name="alice", tokens_per_minute=600)  # ten a second
 
 
 def request(num_prompt_tokens: int = 100) -> GenerationRequest:
-    ids = (1,) * num_prompt_tokens
-    return GenerationRequest(
-        request_id="r", prompt_ids=ids, sampling=Sampling(), eos_ids=(), max_tokens=3
-    )
+    return asked(prompt_ids=(1,) * num_prompt_tokens)
 
 
 def spend(charges: Charges, tenant: Tenant, *, prompt: int, answer: int) -> None:
@@ -49,8 +46,7 @@ def test_a_budget_is_used_up_and_fills_again() -> None:
 
 def test_tokens_that_a_client_sends_back_are_charged_like_a_prompt() -> None:
     charges = Charges(Meters({}), Clock())
-    asked = replace(request(10), known_ids=(1,) * 580)
-    for sink in charges.of(ALICE, asked):
+    for sink in charges.of(ALICE, replace(request(10), known_ids=(1,) * 580)):
         sink.first_tokens(0, 10, 0.1)
     with pytest.raises(Overloaded):
         charges.refuse_when_empty(ALICE)

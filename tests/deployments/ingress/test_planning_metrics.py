@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
 from deployments.serve.instruments import Meters
@@ -13,6 +12,9 @@ from router.comparing import ReplayCounts
 from router.gains import LEAST_ROUNDS, Gain, PlannerStats
 from router.ports import TaskClass
 from router.stats import DraftReplay
+from tests.harness.metric_pages import samples
+
+LABELS = {"model_name": "tiny"}
 
 
 def measured(
@@ -27,28 +29,18 @@ class Planner:
     def __init__(self) -> None:
         self.stats = PlannerStats()
         self.gains: dict[TaskClass, Gain] = {}
-        self._meters = Meters({"model_name": "tiny"})
+        self._meters = Meters(LABELS)
         self.replays: dict[str, ReplayCounts] = {}
         self.metrics = PlanningMetrics(self._meters, self.stats, lambda: self.gains, self.replays)
 
-    def page(self) -> dict[tuple[str, frozenset[str]], float]:
-        """Values by name and by the values of their labels."""
+    def page(self) -> dict[str, float]:
         self.metrics.publish()
-        text = self._meters.text().decode()
-        return {
-            (sample.name, frozenset(sample.labels.values()) - {"tiny"}): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        return samples(self._meters.text(), LABELS)
 
 
 @pytest.fixture
 def planner() -> Planner:
     return Planner()
-
-
-def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
-    return f"outrider:{name}", frozenset(labels)
 
 
 def test_counters_follow_the_planners_and_count_nothing_twice(planner: Planner) -> None:
@@ -59,45 +51,45 @@ def test_counters_follow_the_planners_and_count_nothing_twice(planner: Planner) 
     planner.stats.predicted_ms, planner.stats.actual_ms = 1500.0, 2000.0
     for _ in range(2):
         page = planner.page()
-        assert page[key("plans_total")] == 3
-        assert page[key("planning_seconds_total")] == 0.25
-        assert page[key("planner_probes_total", "control")] == 4
-        assert page[key("planner_probes_total", "probe")] == 1
-        assert page[key("planned_rounds_total", "0")] == 2
-        assert page[key("planned_rounds_total", "4")] == 5
-        assert page[key("planned_round_seconds_total", "predicted")] == 1.5
-        assert page[key("planned_round_seconds_total", "actual")] == 2.0
+        assert page["outrider:plans_total"] == 3
+        assert page["outrider:planning_seconds_total"] == 0.25
+        assert page["outrider:planner_probes_total:control"] == 4
+        assert page["outrider:planner_probes_total:probe"] == 1
+        assert page["outrider:planned_rounds_total:0"] == 2
+        assert page["outrider:planned_rounds_total:4"] == 5
+        assert page["outrider:planned_round_seconds_total:predicted"] == 1.5
+        assert page["outrider:planned_round_seconds_total:actual"] == 2.0
     planner.stats.lengths[4] += 1
     planner.stats.actual_ms += 500.0
     page = planner.page()
-    assert page[key("planned_rounds_total", "4")] == 6
-    assert page[key("planned_round_seconds_total", "actual")] == 2.5
+    assert page["outrider:planned_rounds_total:4"] == 6
+    assert page["outrider:planned_round_seconds_total:actual"] == 2.5
 
 
 def test_the_gain_of_each_task_class_is_shown_with_what_it_is_made_of(planner: Planner) -> None:
     planner.gains = {"structured": measured(60.0, 40.0), "creative": measured(30.0, 0.0, 7, 0)}
     page = planner.page()
-    assert page[key("speculation_gain", "structured")] == 1.5
-    assert key("speculation_gain", "creative") not in page, "nothing to compare with"
-    assert page[key("task_tokens_per_second", "structured", "without")] == 40.0
-    assert page[key("task_tokens_per_second", "creative", "with")] == 30.0
-    assert key("task_tokens_per_second", "creative", "without") not in page
+    assert page["outrider:speculation_gain:structured"] == 1.5
+    assert "outrider:speculation_gain:creative" not in page, "nothing to compare with"
+    assert page["outrider:task_tokens_per_second:without:structured"] == 40.0
+    assert page["outrider:task_tokens_per_second:with:creative"] == 30.0
+    assert "outrider:task_tokens_per_second:without:creative" not in page
     planner.gains = {"structured": measured(44.0, 40.0, 130, 22)}
     page = planner.page()
-    assert page[key("speculation_gain", "structured")] == pytest.approx(1.1)
-    assert page[key("task_rounds_total", "structured", "with")] == 130
-    assert page[key("task_rounds_total", "structured", "without")] == 22
+    assert page["outrider:speculation_gain:structured"] == pytest.approx(1.1)
+    assert page["outrider:task_rounds_total:with:structured"] == 130
+    assert page["outrider:task_rounds_total:without:structured"] == 22
 
 
 @pytest.mark.parametrize(("num_with", "num_without"), [(1, 222), (222, 1), (9, 9)])
 def test_no_gain_is_told_of_few_rounds(planner: Planner, num_with: int, num_without: int) -> None:
     planner.gains = {"free": measured(3.0, 50.0, num_with, num_without)}
     page = planner.page()
-    assert key("speculation_gain", "free") not in page
-    assert page[key("task_rounds_total", "free", "with")] == num_with
+    assert "outrider:speculation_gain:free" not in page
+    assert page["outrider:task_rounds_total:with:free"] == num_with
     assert gain_line(planner.gains) == ""
     planner.gains = {"free": measured(60.0, 50.0, LEAST_ROUNDS, LEAST_ROUNDS)}
-    assert planner.page()[key("speculation_gain", "free")] == pytest.approx(1.2)
+    assert planner.page()["outrider:speculation_gain:free"] == pytest.approx(1.2)
 
 
 def test_the_line_has_the_figures_of_each_class_that_is_known() -> None:
@@ -137,7 +129,7 @@ def test_what_draft_models_would_have_drafted_is_counted_by_name(planner: Planne
     counts.add(DraftReplay((False,)))
     for _ in range(2):
         page = planner.page()
-        assert page[key("replayed_tokens_total", "small", "yes")] == 3
-        assert page[key("replayed_tokens_total", "small", "no")] == 2
-        assert page[key("replayed_rounds_total", "small", "1")] == 4
-        assert page[key("replayed_rounds_total", "small", "4")] == 3
+        assert page["outrider:replayed_tokens_total:small:yes"] == 3
+        assert page["outrider:replayed_tokens_total:small:no"] == 2
+        assert page["outrider:replayed_rounds_total:small:1"] == 4
+        assert page["outrider:replayed_rounds_total:small:4"] == 3

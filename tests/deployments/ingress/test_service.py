@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -21,14 +20,9 @@ from deployments.local.pool import LocalEnginePool
 from router.limits import SessionLimits
 from tests.harness.http_clients import client_over, events_of
 from tests.harness.local import DEMO, demo_tokenizer
+from tests.harness.waiting import wait_until
 
 MAX_MODEL_LEN = 256
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 
 
 def config(**fields: Any) -> RouterConfig:
@@ -109,20 +103,6 @@ async def test_a_request_may_ask_what_draft_models_would_have_drafted():
     assert 'outrider:replayed_tokens_total{draft="draft_model"' in page
 
 
-async def test_a_schema_is_obeyed_and_a_bad_one_is_a_400():
-    async with serving(config()) as (client, _, _):
-        for k in (0, 4):
-            body = chat(structured_outputs={"json": SCHEMA}, speculation={"k": k}, max_tokens=120)
-            answer = (await client.post("/v1/chat/completions", json=body)).json()
-            [choice] = answer["choices"]
-            assert choice["finish_reason"] == "stop"
-            assert set(json.loads(choice["message"]["content"])) == {"name", "age"}
-        bad = chat(structured_outputs={"json": {"type": "nonsense"}})
-        refused = await client.post("/v1/chat/completions", json=bad)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["code"] == "unsupported_grammar"
-
-
 async def test_health_follows_the_target():
     async with serving(config(timeouts=SessionLimits(queue_wait_s=0.5))) as (client, target, _):
         assert (await client.get("/health")).status_code == 200
@@ -176,10 +156,8 @@ async def test_who_finds_all_places_taken_is_refused_unread_and_counted() -> Non
     async with serving(config(max_sessions=1, max_queued_sessions=1)) as (client, _, service):
         asked = [client.post("/v1/completions", json=body, timeout=60) for _ in range(2)]
         running = [asyncio.create_task(one) for one in asked]
-        for _ in range(1000):
-            if b'num_requests_waiting{model_name="demo"} 1.0' in service.metrics.text():
-                break
-            await asyncio.sleep(0.01)
+        waits = b'num_requests_waiting{model_name="demo"} 1.0'
+        await wait_until(lambda: waits in service.metrics.text())
         refused = await client.post("/v1/completions", content=b"no JSON")
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "overloaded"
@@ -207,21 +185,17 @@ async def test_places_are_kept_for_other_clients_from_the_start_and_while_it_ser
             asked = (client.post(path, json=body, headers=headers) for _ in range(number))
             return [asyncio.create_task(one) for one in asked]
 
-        async def loads(num_running: int, num_waiting: int) -> bool:
+        async def until(num_running: int, num_waiting: int) -> None:
             labels = '{model_name="demo"}'
             wanted = (f"running{labels} {num_running}.0", f"waiting{labels} {num_waiting}.0")
-            for _ in range(500):
-                if all(f"num_requests_{one}" in service.metrics.text().decode() for one in wanted):
-                    return True
-                await asyncio.sleep(0.005)
-            return False
+            await wait_until(lambda: all(one in service.metrics.text().decode() for one in wanted))
 
         running = ask("one", 5)
-        assert await loads(2, 3)
+        await until(2, 3)
         running += ask("other", 1)
-        assert await loads(3, 3)
+        await until(3, 3)
         service.set_limits(config(**terms, reserved_sessions=0))
-        assert await loads(4, 2)
+        await until(4, 2)
         assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
 
 

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 from deployments.local.room import Room
 from models.engine.load import EngineLoad
-from models.protocol.messages import Sampling
 from router.types import GenerationRequest, LookaheadSettings
+from tests.fakes.sessions import asked
 
 
 def request(num_tokens: int) -> GenerationRequest:
-    return GenerationRequest(
-        request_id="r", prompt_ids=(1,), sampling=Sampling(), eos_ids=(), max_tokens=num_tokens - 1
-    )
+    return asked(prompt_ids=(1,), max_tokens=num_tokens - 1)
 
 
 async def test_sessions_enter_while_blocks_and_places_last() -> None:
