@@ -92,10 +92,33 @@ class ScriptedPort:
         pass
 
 
-def make_loop(
-    engine: CountingEngine, port: ScriptedPort, idle_timeout_s: float = 60.0
-) -> EngineLoop:
-    return EngineLoop(engine, port, idle_timeout_s=idle_timeout_s, clock=port.clock)
+class Scene:
+    """A loop between both; what comes in one turn is one batch."""
+
+    def __init__(
+        self,
+        engine: CountingEngine | None = None,
+        *,
+        idle_timeout_s: float = 60.0,
+        keep_alive: Callable[[], None] | None = None,
+    ) -> None:
+        self.engine, self.port = engine or CountingEngine(), ScriptedPort()
+        self.loop = EngineLoop(
+            self.engine,
+            self.port,
+            idle_timeout_s=idle_timeout_s,
+            clock=self.port.clock,
+            keep_alive=keep_alive,
+        )
+
+    def turn(self, *arrivals: tuple[object, EngineRequest]) -> None:
+        if arrivals:
+            self.port.arrivals.append([*arrivals])
+        self.loop.tick()
+
+    def turns_until(self, now_s: float) -> None:
+        while self.port.now_s < now_s:
+            self.loop.tick()
 
 
 def opening(session_id: str) -> Open:
@@ -108,162 +131,131 @@ def propose(session_id: str, base_len: int = 0) -> Propose:
 
 
 def test_all_that_arrived_is_one_step_and_one_send() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    port.arrivals.append([("p", propose("a")), ("q", propose("b")), ("p", propose("c"))])
-    loop.tick()
-    assert engine.batches == [3]
-    assert [[peer for peer, _ in replies] for replies in port.sent] == [["p", "q", "p"]]
+    scene = Scene()
+    scene.turn(("p", propose("a")), ("q", propose("b")), ("p", propose("c")))
+    assert scene.engine.batches == [3]
+    assert [[peer for peer, _ in replies] for replies in scene.port.sent] == [["p", "q", "p"]]
 
 
 def test_batch_is_formed_until_the_engine_has_enough() -> None:
-    engine, port = CountingEngine(forming_s=0.5), ScriptedPort()
-    loop = make_loop(engine, port)
-    port.arrivals.extend([[("p", propose("a"))], [], [("p", propose("b"))]])
-    loop.tick()
-    assert engine.batches == [2]
+    scene = Scene(CountingEngine(forming_s=0.5))
+    scene.port.arrivals.extend([[("p", propose("a"))], [], [("p", propose("b"))]])
+    scene.turn()
+    assert scene.engine.batches == [2]
 
 
 def test_forming_ends_even_when_the_engine_never_has_enough() -> None:
-    engine, port = CountingEngine(forming_s=0.5), ScriptedPort()
-    loop = make_loop(engine, port)
-    port.arrivals.append([("p", propose("a"))])
-    loop.tick()
-    assert engine.batches == [1]
-    assert port.now_s <= 2.0
+    scene = Scene(CountingEngine(forming_s=0.5))
+    scene.turn(("p", propose("a")))
+    assert scene.engine.batches == [1]
+    assert scene.port.now_s <= 2.0
 
 
 def test_only_leased_sessions_are_opened() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    lease_id = loop.leases.grant("a")
-    port.arrivals.append([("p", opening("a")), ("p", opening("stranger"))])
-    loop.tick()
-    assert engine.submitted == [opening("a")]
-    loop.release("a", lease_id)
-    port.arrivals.append([("p", opening("a"))])
-    loop.tick()
-    assert engine.closed == ["a"]
-    assert engine.submitted == [opening("a")], "a late Open must not bring the session back"
+    scene = Scene()
+    lease_id = scene.loop.leases.grant("a")
+    scene.turn(("p", opening("a")), ("p", opening("stranger")))
+    assert scene.engine.submitted == [opening("a")]
+    scene.loop.release("a", lease_id)
+    scene.turn(("p", opening("a")))
+    assert scene.engine.closed == ["a"]
+    assert scene.engine.submitted == [opening("a")], "a late Open must not bring the session back"
 
 
-def step_for(port: ScriptedPort, loop: EngineLoop, engine: CountingEngine, step_s: float) -> str:
+def step_for(scene: Scene, step_s: float) -> str:
     """Make a step that takes so long; returns the refusal at its end."""
     refusals = []
 
     def take_long() -> None:
-        port.now_s += step_s
-        refusals.append(loop.refusal())
+        scene.port.now_s += step_s
+        refusals.append(scene.loop.refusal())
 
-    engine.on_step = take_long
-    port.arrivals.append([("p", propose("a"))])
-    loop.tick()
+    scene.engine.on_step = take_long
+    scene.turn(("p", propose("a")))
     return refusals[0]
 
 
 def test_a_leader_whose_step_hangs_admits_nobody() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    assert step_for(port, loop, engine, 60.0) == "", "the first may compile kernels"
+    scene = Scene()
+    assert step_for(scene, 60.0) == "", "the first may compile kernels"
     for _ in range(150):
-        assert step_for(port, loop, engine, 0.1) == ""
-    assert step_for(port, loop, engine, 1.9) == ""
-    assert step_for(port, loop, engine, 30.0).startswith("one pass takes 30.0 s")
-    assert loop.refusal() == "", "it has ended"
-    engine.pass_rows = 2048
-    assert step_for(port, loop, engine, 30.0) == "", "a first long prompt is no hang"
+        assert step_for(scene, 0.1) == ""
+    assert step_for(scene, 1.9) == ""
+    assert step_for(scene, 30.0).startswith("one pass takes 30.0 s")
+    assert scene.loop.refusal() == "", "it has ended"
+    scene.engine.pass_rows = 2048
+    assert step_for(scene, 30.0) == "", "a first long prompt is no hang"
 
 
 def test_close_message_keeps_the_lease() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    loop.leases.grant("a")
-    port.arrivals.append([("p", Close(session_id="a", epoch=1)), ("p", opening("a"))])
-    loop.tick()
-    assert engine.submitted[-1] == opening("a")
+    scene = Scene()
+    scene.loop.leases.grant("a")
+    scene.turn(("p", Close(session_id="a", epoch=1)), ("p", opening("a")))
+    assert scene.engine.submitted[-1] == opening("a")
 
 
 def test_release_of_an_old_lease_leaves_the_new_one() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    old = loop.leases.grant("a")
-    loop.release("a", old)
-    loop.leases.grant("a")
-    loop.release("a", old)
-    port.arrivals.append([("p", opening("a"))])
-    loop.tick()
-    assert engine.closed == ["a"], "closed once, before the new lease's Open"
-    assert engine.submitted == [opening("a")]
+    scene = Scene()
+    old = scene.loop.leases.grant("a")
+    scene.loop.release("a", old)
+    scene.loop.leases.grant("a")
+    scene.loop.release("a", old)
+    scene.turn(("p", opening("a")))
+    assert scene.engine.closed == ["a"], "closed once, before the new lease's Open"
+    assert scene.engine.submitted == [opening("a")]
 
 
 def test_a_lessee_that_never_says_anything_is_not_waited_for_long() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port, idle_timeout_s=600.0)
+    scene = Scene(idle_timeout_s=600.0)
     for name in ("mute", "quiet"):
-        loop.leases.grant(name)
-    port.arrivals.append([("p", opening("quiet"))])
-    while port.now_s < 60.0:
-        loop.tick()
-    assert engine.closed == ["mute"]
+        scene.loop.leases.grant(name)
+    scene.turn(("p", opening("quiet")))
+    scene.turns_until(60.0)
+    assert scene.engine.closed == ["mute"]
 
 
 def test_a_session_the_engine_works_for_is_not_idle() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port, idle_timeout_s=10.0)
-    loop.leases.grant("working")
-    engine.working_for = ["working"]
-    while port.now_s < 100.0:
-        loop.tick()
-    assert engine.closed == []
-    engine.working_for = []
-    loop.tick()
-    while port.now_s < 102.0:
-        loop.tick()
-    assert engine.closed == ["working"]
+    scene = Scene(idle_timeout_s=10.0)
+    scene.loop.leases.grant("working")
+    scene.engine.working_for = ["working"]
+    scene.turns_until(100.0)
+    assert scene.engine.closed == []
+    scene.engine.working_for = []
+    scene.turn()
+    scene.turns_until(102.0)
+    assert scene.engine.closed == ["working"]
 
 
 def test_a_long_step_ends_no_lease_whose_message_came_meanwhile() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port, idle_timeout_s=10.0)
+    scene = Scene(idle_timeout_s=10.0)
     for name in ("stepping", "writing", "silent"):
-        loop.leases.grant(name)
+        scene.loop.leases.grant(name)
 
     def long_step() -> None:
-        port.now_s += 50.0
-        port.arrivals.append([("p", opening("writing"))])
+        scene.port.now_s += 50.0
+        scene.port.arrivals.append([("p", opening("writing"))])
 
-    engine.on_step = long_step
-    port.arrivals.append([("p", propose("stepping"))])
-    loop.tick()  # the step; its answer counts for the session it answers
-    loop.tick()
-    assert engine.closed == []
-    port.arrivals.append([])
-    loop.tick()
-    assert engine.closed == ["silent"]
+    scene.engine.on_step = long_step
+    scene.turn(("p", propose("stepping")))  # its answer counts for the session it answers
+    scene.turn()
+    assert scene.engine.closed == []
+    scene.port.arrivals.append([])
+    scene.turn()
+    assert scene.engine.closed == ["silent"]
 
 
 def test_followers_hear_from_every_turn() -> None:
-    heard: list[float] = []
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = EngineLoop(
-        engine,
-        port,
-        idle_timeout_s=60.0,
-        clock=port.clock,
-        keep_alive=lambda: heard.append(port.now_s),
-    )
-    loop.tick()
-    port.arrivals.append([("p", propose("a"))])
-    loop.tick()
+    heard: list[str] = []
+    scene = Scene(keep_alive=lambda: heard.append("alive"))
+    scene.turn()
+    scene.turn(("p", propose("a")))
     assert len(heard) == 2
 
 
 def test_message_the_engine_chokes_on_fails_alone() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    port.arrivals.append([("p", propose("bad", base_len=-1)), ("q", propose("good"))])
-    loop.tick()
-    replies = [pair for sent in port.sent for pair in sent]
+    scene = Scene()
+    scene.turn(("p", propose("bad", base_len=-1)), ("q", propose("good")))
+    replies = [pair for sent in scene.port.sent for pair in sent]
     assert replies == [
         ("p", Failed(session_id="bad", seq=1, code="invalid", message="base_len out of range")),
         ("q", NeedOpen(session_id="good", seq=1, epoch=1)),
@@ -271,36 +263,33 @@ def test_message_the_engine_chokes_on_fails_alone() -> None:
 
 
 def test_the_load_is_looked_at_every_half_second() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
+    scene = Scene()
     looks = []
     for _ in range(12):
-        port.arrivals.append([("p", propose("a"))])
-        port.now_s += 0.25
-        loop.tick()
-        looks.append((loop.stats().looked_at_s, loop.stats().load.num_passes))
+        scene.port.now_s += 0.25
+        scene.turn(("p", propose("a")))
+        stats = scene.loop.stats()
+        looks.append((stats.looked_at_s, stats.load.num_passes))
     # A look comes before the turn's pass; between two looks the last one stands.
     assert looks[:6] == [(0.0, 0), (0.5, 1), (0.5, 1), (1.0, 3), (1.0, 3), (1.5, 5)]
-    port.now_s += 5.0
-    loop.tick()
-    assert loop.stats().looked_at_s == port.now_s, "an idle loop looks as well"
-    assert loop.stats().load.num_passes == 12
+    scene.port.now_s += 5.0
+    scene.turn()
+    assert scene.loop.stats().looked_at_s == scene.port.now_s, "an idle loop looks as well"
+    assert scene.loop.stats().load.num_passes == 12
 
 
 def test_stop_ends_the_loop() -> None:
-    loop = make_loop(CountingEngine(), ScriptedPort())
-    loop.stop()
-    loop.run()
-    assert loop.stats().num_steps == 0
+    scene = Scene()
+    scene.loop.stop()
+    scene.loop.run()
+    assert scene.loop.stats().num_steps == 0
 
 
 def test_a_loop_that_stops_closes_sessions_whose_leases_ended_before() -> None:
-    engine, port = CountingEngine(), ScriptedPort()
-    loop = make_loop(engine, port)
-    lease_id = loop.leases.grant("a")
-    port.arrivals.append([("p", opening("a"))])
-    loop.tick()
-    loop.release("a", lease_id)
-    loop.stop()
-    loop.run()
-    assert engine.closed == ["a"]
+    scene = Scene()
+    lease_id = scene.loop.leases.grant("a")
+    scene.turn(("p", opening("a")))
+    scene.loop.release("a", lease_id)
+    scene.loop.stop()
+    scene.loop.run()
+    assert scene.engine.closed == ["a"]
