@@ -330,14 +330,3 @@ def test_ctrl_c_in_a_script_and_an_end_without_close() -> None:
     assert script.returncode == 0
     assert "Error" not in errors
     assert "destroyed" not in errors
-
-
-def test_it_needs_no_ray() -> None:
-    command = (
-        "import sys, deployments.llm; print([m for m in sys.modules if m.partition('.')[0] in "
-        "('ray', 'zmq')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "[]\n"
