@@ -21,10 +21,15 @@ from deployments.monitor import build as build_monitor
 from deployments.serve.lease_router import LeaseRouter
 from tests.harness.local import DEMO
 
+DRAFT = {"model_path": str(DEMO / "draft")}
+
+
+def target(**keys: Any) -> dict[str, Any]:
+    return {"model_path": str(DEMO / "target"), "max_model_len": 256, "max_num_seqs": 5, **keys}
+
 
 def config(**sections: Any) -> AppConfig:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "max_num_seqs": 5}
-    return AppConfig.model_validate({"target": target, **sections})
+    return AppConfig.model_validate({"target": target(), **sections})
 
 
 def _stand_in(deployment: Any, app_name: str) -> str:
@@ -65,10 +70,9 @@ def options_of(app: Any) -> dict[str, DeploymentConfig]:
 def test_what_has_a_spare_is_scaled_to_two_replicas_as_soon_as_one_runs(
     name: str, has_spare: bool
 ) -> None:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
-    sections: dict[str, dict[str, Any]] = {"target": target, "constraint": {}, "router": {}}
-    sections[name.lower()]["spare"] = has_spare
-    told = options_of(build(config(**sections)))[name]
+    spare = {"spare": has_spare}
+    section = target(**spare) if name == "Target" else spare
+    told = options_of(build(config(**{name.lower(): section})))[name]
     assert told.num_replicas == 1
     assert "num_replicas" not in told.user_configured_option_names, "a file may scale it"
     scaling = told.autoscaling_config
@@ -123,21 +127,24 @@ def test_what_the_router_has_no_room_for_is_told_to_come_again() -> None:
     assert options.backpressure_config.retry_after_s == 1
 
 
-def test_four_deployments_are_bound() -> None:
-    found = deployments(build(config(draft={"model_path": str(DEMO / "draft")})))
-    assert set(found) == {"Router", "Target", "Draft", "Constraint"}
+NAMED = {"small": DRAFT | {"max_num_seqs": 7}, "tiny": DRAFT}
+
+
+@pytest.mark.parametrize(
+    ("sections", "drafts"),
+    [
+        ({}, {}),
+        ({"draft": DRAFT}, {"Draft": 64}),
+        ({"drafts": NAMED}, {"Draft-small": 7, "Draft-tiny": 64}),
+        ({"draft": DRAFT, "drafts": NAMED}, {"Draft": 64, "Draft-small": 7, "Draft-tiny": 64}),
+    ],
+    ids=["none", "one", "named", "one and named"],
+)
+def test_each_model_is_a_deployment(sections: dict[str, Any], drafts: dict[str, int]) -> None:
+    found = deployments(build(config(**sections)))
+    assert set(found) == {"Router", "Target", "Constraint", *drafts}
     assert found["Target"].max_ongoing_requests == 5
-    assert found["Draft"].max_ongoing_requests == 64
-
-
-def test_each_draft_model_of_a_name_is_a_deployment() -> None:
-    draft = {"model_path": str(DEMO / "draft")}
-    named = {"small": draft | {"max_num_seqs": 7}, "tiny": draft}
-    found = deployments(build(config(drafts=named)))
-    assert set(found) == {"Router", "Target", "Draft-small", "Draft-tiny", "Constraint"}
-    assert found["Draft-small"].max_ongoing_requests == 7
-    found = deployments(build(config(draft=draft, drafts=named)))
-    assert {"Draft", "Draft-small", "Draft-tiny"} < set(found)
+    assert {name: found[name].max_ongoing_requests for name in drafts} == drafts
 
 
 def test_a_router_has_one_event_loop() -> None:
@@ -146,11 +153,8 @@ def test_a_router_has_one_event_loop() -> None:
 
 
 def test_silence_counts_as_death_after_the_stated_time() -> None:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "stall_timeout_s": 6}
-    constraint = {"stall_timeout_s": 12}
-    found = options_of(
-        build(AppConfig.model_validate({"target": target, "constraint": constraint}))
-    )
+    stalls = {"target": target(stall_timeout_s=6), "constraint": {"stall_timeout_s": 12}}
+    found = options_of(build(config(**stalls)))
     for name, stall_timeout_s in {"Target": 6, "Constraint": 12}.items():
         options = found[name]
         silent_s = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD * options.health_check_timeout_s
@@ -160,7 +164,6 @@ def test_silence_counts_as_death_after_the_stated_time() -> None:
 
 
 def test_models_may_have_applications_of_their_own() -> None:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
     apart = {"target": "big", "draft": "small", "drafts.tiny": "tiny"}
     found = deployments(build(config(applications=apart)))
     assert set(found) == {"Router", "Constraint"}
@@ -170,10 +173,9 @@ def test_models_may_have_applications_of_their_own() -> None:
         "tiny": ("tiny", "Draft-tiny"),
     }
     assert (big.app_name, big.deployment_name) == ("big", "Target")
-    alone = deployments(build_model(DeployedModel.model_validate({"target": target})))
+    alone = deployments(build_model(DeployedModel.model_validate({"target": target()})))
     assert set(alone) == {"Target"}
-    draft = {"model_path": str(DEMO / "draft")}
-    tree = {"target": target, "drafts": {"tiny": draft}, "model_name": "m"}
+    tree = {"target": target(), "drafts": {"tiny": DRAFT}, "model_name": "m"}
     alone = deployments(build_model(DeployedModel.model_validate(tree)))
     assert set(alone) == {"Draft-tiny"}
     assert alone["Draft-tiny"].init_args[0] == "draft"
@@ -183,10 +185,9 @@ def test_models_may_have_applications_of_their_own() -> None:
 def test_a_draft_that_cannot_be_served_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr("deployments.app.end_waiting_run", lambda: ended.append(True))
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256}
     lost = {"model_path": str(DEMO / "nothing")}
     with pytest.raises(CannotServe, match=r"draft\.model_path: no such folder"):
-        build_model(DeployedModel.model_validate({"target": target, "draft": lost}))
+        build_model(DeployedModel.model_validate({"target": target(), "draft": lost}))
     assert ended == []
     with pytest.raises(CannotServe, match=r"target\.model_path: no such folder"):
         build_model(DeployedModel.model_validate({"target": lost}))
@@ -200,34 +201,13 @@ def test_the_links_limits_reach_both_ends() -> None:
         assert link.high_water_mark == 77
 
 
-def test_without_a_draft_there_is_no_draft_deployment() -> None:
-    assert set(deployments(build(config()))) == {"Router", "Target", "Constraint"}
-
-
-def test_gpu_model_reserves_a_gpu_for_its_rank_and_none_for_its_coordinator() -> None:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "device": "cuda"}
-    found = deployments(build(AppConfig.model_validate({"target": target})))["Target"]
-    [bundle] = found._replica_config.placement_group_bundles
-    assert bundle["GPU"] == 1
-    assert not found.ray_actor_options.get("num_gpus")
-
-
-def test_every_rank_has_a_bundle_with_a_gpu_of_its_own() -> None:
-    found = deployments(
-        build(
-            config(
-                draft={
-                    "model_path": str(DEMO / "draft"),
-                    "max_model_len": 256,
-                    "device": "cuda",
-                    "tensor_parallel_size": 4,
-                }
-            )
-        )
-    )
-    assert [bundle["GPU"] for bundle in found["Draft"]._replica_config.placement_group_bundles] == [
-        1
-    ] * 4
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_each_rank_has_a_bundle_with_a_gpu_and_their_coordinator_has_none(num_ranks: int) -> None:
+    ranks = {"device": "cuda", "tensor_parallel_size": num_ranks}
+    found = deployments(build(config(draft=DRAFT | ranks)))
+    gpus = [bundle["GPU"] for bundle in found["Draft"]._replica_config.placement_group_bundles]
+    assert gpus == [1] * num_ranks
+    assert not found["Draft"].ray_actor_options.get("num_gpus")
     assert len(found["Target"]._replica_config.placement_group_bundles) == 1
 
 

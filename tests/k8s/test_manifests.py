@@ -87,6 +87,12 @@ def cluster(service: Tree) -> Tree:
     return service["spec"]["rayClusterConfig"]
 
 
+def overrides(service: Tree) -> dict[str, Tree]:
+    """Options of deployments, by their names, as the service's config sets them."""
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    return {each["name"]: each for each in applications_of(config).overrides}
+
+
 def check_serve_config(text: str) -> AppConfig:
     schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
     for application in schema.applications:
@@ -150,8 +156,7 @@ def test_a_corrupted_serve_config_is_refused(old: str, new: str) -> None:
 def test_every_place_a_deployment_asks_for_exists() -> None:
     """Labels, and machines that are large enough for one replica."""
     service = ray_service()
-    text = service["spec"]["serveConfigV2"]
-    for deployment in applications_of(yaml.safe_load(text)).overrides:
+    for deployment in overrides(service).values():
         selectors = deployment.get("placement_group_bundle_label_selector") or [
             deployment["ray_actor_options"]["label_selector"]
         ]
@@ -172,32 +177,25 @@ def test_every_place_a_deployment_asks_for_exists() -> None:
 
 
 def test_one_rank_has_one_bundle() -> None:
-    text = (ROOT / "configs" / "prod.yaml").read_text()
-    config = check_serve_config(text)
-    bundles = {
-        deployment["name"]: deployment.get("placement_group_bundles", [])
-        for deployment in applications_of(yaml.safe_load(text)).overrides
-    }
-    assert len(bundles["Target"]) == config.target.tensor_parallel_size
-    assert config.draft is not None
-    assert len(bundles["Draft"]) == config.draft.tensor_parallel_size
+    service = ray_service()
+    models = check_serve_config(service["spec"]["serveConfigV2"]).models
+    for name, deployment in (("target", "Target"), ("draft", "Draft")):
+        bundles = overrides(service)[deployment]["placement_group_bundles"]
+        assert len(bundles) == models[name].tensor_parallel_size
 
 
 def test_replicas_at_their_most_find_machines() -> None:
     service = ray_service()
-    overrides = applications_of(yaml.safe_load(service["spec"]["serveConfigV2"])).overrides
-    most = {
-        deployment["name"]: deployment["autoscaling_config"]["max_replicas"]
-        for deployment in overrides
-    }
+    deployments = overrides(service)
+    most = {name: d["autoscaling_config"]["max_replicas"] for name, d in deployments.items()}
     for kind in ("Target", "Draft"):  # one replica a machine
         assert most[kind] == groups(service)[kind.lower()]["maxReplicas"]
-    options = {d["name"]: d["ray_actor_options"] for d in overrides}
     router = groups(service)["router"]
     limits = router["template"]["spec"]["containers"][0]["resources"]["limits"]
     has = {"num_cpus": int(limits["cpu"]), "memory": int(router["rayStartParams"]["memory"])}
     for kind, of_a_pod in has.items():
-        each = {name: options[name][kind] for name in ("Router", "Constraint")}
+        names = ("Router", "Constraint")
+        each = {name: deployments[name]["ray_actor_options"][kind] for name in names}
         asked = sum(most[name] * each[name] for name in each)
         assert asked <= router["maxReplicas"] * of_a_pod
         assert sum(each.values()) + each["Router"] <= of_a_pod
@@ -206,8 +204,7 @@ def test_replicas_at_their_most_find_machines() -> None:
 def test_a_pod_holds_one_router_and_one_constraint_replica() -> None:
     """A lost machine takes one of each. None has a surge, which would wait for further machines."""
     service = ray_service()
-    overrides = applications_of(yaml.safe_load(service["spec"]["serveConfigV2"])).overrides
-    deployments = {deployment["name"]: deployment for deployment in overrides}
+    deployments = overrides(service)
     router = groups(service)["router"]
     for name in ("Router", "Constraint"):
         scaling = deployments[name]["autoscaling_config"]

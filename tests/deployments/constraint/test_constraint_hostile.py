@@ -17,7 +17,7 @@ from models.protocol.messages import (
     Masks,
 )
 from models.protocol.token_sequence import TokenSequence
-from tests.cases.grammar import small_tokenizer
+from tests.cases.grammar import json_schema, small_tokenizer
 from tests.harness.constraint import ask, asking, committing, opening, serving, until
 
 
@@ -208,15 +208,25 @@ async def test_costly_patterns_and_choices_are_served_or_end_alone(tokenizer_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is on data memory: Linux")
-async def test_a_pattern_over_the_memory_limit_is_refused_by_name(tokenizer_path: str) -> None:
-    # Written out it has 100,000 characters, the most that is allowed: some 10 MB.
-    big = regex("(?:a{1000}){100}")
-    async with serving(tokenizer_path, compile_memory_mb=4) as workers:
-        for name in ("a", "b"):
-            message = GrammarOpen(session_id=name, epoch=1, grammar=big)
+@pytest.mark.parametrize(
+    ("grammar", "limit_mb", "name"),
+    [
+        # Written out it has 100,000 characters, the most that is allowed: some 10 MB.
+        (regex("(?:a{1000}){100}"), 4, "the pattern is too complex"),
+        (json_schema({"enum": ["x" * 1_000_000]}), 1, "the schema is too complex"),
+    ],
+    ids=["pattern", "schema"],
+)
+async def test_a_grammar_over_the_memory_limit_is_refused_by_name(
+    tokenizer_path: str, grammar: Grammar, limit_mb: int, name: str
+) -> None:
+    limits = {"compile_memory_mb": limit_mb, "max_schema_bytes": 1 << 20}
+    async with serving(tokenizer_path, **limits) as workers:
+        for session_id in ("a", "b"):
+            message = GrammarOpen(session_id=session_id, epoch=1, grammar=grammar)
             reply = await ask(workers, message)
             assert isinstance(reply, GrammarRefused)
             assert reply.is_client_error
-            assert reply.message.startswith("the pattern is too complex")
-            assert "more memory than the limit of 4 MB (compile_memory_mb)" in reply.message
+            assert reply.message.startswith(name)
+            assert f"the limit of {limit_mb} MB (compile_memory_mb)" in reply.message
         assert workers.stats.restarts == 0

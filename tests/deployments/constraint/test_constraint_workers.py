@@ -204,17 +204,6 @@ async def test_a_new_grammar_waits_for_no_dead_canary(tokenizer_path: str) -> No
         assert isinstance(await ask(workers, asking("s")), Masks)
 
 
-async def test_a_grammar_over_the_memory_limit_is_refused_by_name(tokenizer_path: str) -> None:
-    big = {"enum": ["x" * 1_000_000]}
-    async with serving(tokenizer_path, compile_memory_mb=1, max_schema_bytes=1 << 20) as workers:
-        for name in ("a", "b"):
-            reply = await until(lambda name=name: ask(workers, opening(name, big)), GrammarRefused)
-            assert isinstance(reply, GrammarRefused)
-            assert reply.is_client_error
-            assert "the limit of 1 MB (compile_memory_mb)" in reply.message
-        assert workers.stats.restarts == 0
-
-
 async def test_grammars_are_remembered_and_not_kept(tokenizer_path: str) -> None:
     num_grammars, size = 40, 60_000
     async with serving(tokenizer_path) as workers:

@@ -341,17 +341,6 @@ def test_an_impossible_mask_endpoint_is_a_value_error() -> None:
     masks.shutdown()
 
 
-def test_a_message_that_no_frame_can_hold_is_dropped_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    codec: FrameCodec[EngineRequest] = FrameCodec(EngineRequest)
-    messages = [Close(session_id=name, epoch=1) for name in ("a", "x" * MAX_FRAME_BYTES, "b")]
-    frames = codec.encode(messages)
-    decoded = [message for frame in frames for message in codec.decode(frame)]
-    assert [message.session_id for message in decoded] == ["a", "b"]
-    assert f"a frame has at most {MAX_FRAME_BYTES}" in caplog.text
-
-
 async def test_a_closed_client_opens_nothing_more_and_says_so(echo: EchoThread) -> None:
     """A socket opened while `close` waits would be waited for in the event loop, for ever."""
     links = LinkClient()

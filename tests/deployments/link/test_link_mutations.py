@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from deployments.engine.loop import EngineLoop
-from deployments.link.frames import FrameCodec
+from deployments.link.frames import MAX_FRAME_BYTES, FrameCodec
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import AsyncLinkServer
 from loadtest.fuzz.engines.requests import random_sampling
@@ -58,13 +58,15 @@ def test_a_peer_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert len({record.getMessage() for record in caplog.records}) == 10
 
 
-def test_a_message_that_msgpack_cannot_hold_costs_no_other() -> None:
+def test_a_message_that_no_frame_can_hold_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     codec: FrameCodec[EngineRequest] = FrameCodec(EngineRequest)
-    messages = [Close(session_id=name, epoch=1) for name in ("a", "\ud800", "b")]
+    names = ("a", "\ud800", "x" * MAX_FRAME_BYTES, "b")
+    messages = [Close(session_id=name, epoch=1) for name in names]
     frames = codec.encode([*messages, Close(session_id="c", epoch=2**70)])
     decoded = [message for frame in frames for message in codec.decode(frame)]
     assert [message.session_id for message in decoded] == ["a", "b"]
-    assert codec.num_dropped == 2
+    assert codec.num_dropped == 3
+    assert f"a frame has at most {MAX_FRAME_BYTES}" in caplog.text
 
 
 def mask_answer(rng: random.Random, session_id: str, ticket: int) -> Masks | MaskMiss:

@@ -144,23 +144,28 @@ async def test_a_replica_that_rejects_a_request_is_full(monkeypatch: pytest.Monk
     assert [*here.names()] == ["Target"]
 
 
-def test_serves_copy_of_the_class_hears_of_its_process() -> None:
-    """Serve pickles the module by value: objects in it would be copied too."""
-    path: Any = f"{LeaseRouter.__module__}:LeaseRouter"
+def run_with_pickled(path: Any, checks: str, **options: Any) -> None:
+    """Run these lines in a process to which Serve has sent the class as `router`."""
     config = RequestRouterConfig(request_router_class=path)
     pickled = config.get_serialized_request_router_cls()
     assert pickled is not None
-    hears = (
-        "import sys; from ray import cloudpickle\n"
+    reads = "import sys; from ray import cloudpickle\n"
+    reads += "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
+    words = [sys.executable, "-c", reads + checks]
+    ended = subprocess.run(words, input=pickled, capture_output=True, **options)
+    assert ended.returncode == 0, ended.stderr.decode()
+
+
+def test_serves_copy_of_the_class_hears_of_its_process() -> None:
+    """Serve pickles the module by value: objects in it would be copied too."""
+    run_with_pickled(
+        f"{LeaseRouter.__module__}:LeaseRouter",
         "from deployments.serve.timed_names import avoided, full\n"
-        "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "assert 'deployments.serve.lease_router' not in sys.modules\n"
         "assert router._preferred.__globals__['avoided']() is avoided()\n"
         "replica = router.create_replica_wrapper.__globals__['LeaseReplica']\n"
-        "assert replica.get_queue_len.__globals__['full']() is full()"
+        "assert replica.get_queue_len.__globals__['full']() is full()",
     )
-    ended = subprocess.run([sys.executable, "-c", hears], input=pickled, capture_output=True)
-    assert ended.returncode == 0, ended.stderr.decode()
 
 
 async def test_an_avoided_replica_is_not_preferred_either(monkeypatch: pytest.MonkeyPatch) -> None:

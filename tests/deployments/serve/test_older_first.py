@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
-from ray.serve.config import RequestRouterConfig
 
 from deployments.serve.nearest import READY_S
 from deployments.serve.older_first import PATH, OlderFirst
+from tests.deployments.serve.test_lease_router import run_with_pickled
 
 PLACE = DeploymentID("Router", "app")
 
@@ -47,16 +45,10 @@ async def test_the_older_is_asked_first_and_the_other_where_it_has_no_room() -> 
 
 
 def test_a_proxy_that_has_only_ray_can_choose() -> None:
-    path: Any = PATH
-    pickled = RequestRouterConfig(request_router_class=path).get_serialized_request_router_cls()
-    assert pickled is not None
-    loads = (
-        "import sys; from ray import cloudpickle\n"
-        "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
+    run_with_pickled(
+        PATH,
         "assert router.choose_replicas.__globals__['READY_S'] == 'ready_s'\n"
-        "assert not any(name.startswith('deployments') for name in sys.modules)\n"
+        "assert not any(name.startswith('deployments') for name in sys.modules)\n",
+        cwd="/",
+        env={},
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", loads], input=pickled, capture_output=True, cwd="/", env={}
-    )
-    assert ended.returncode == 0, ended.stderr.decode()

@@ -75,29 +75,21 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return refused
 
 
-def test_a_run_that_started_the_cluster_ends_with_a_status_that_says_so(
-    start: Start, refuse: Callable[..., None]
-) -> None:
-    process = start()
-    refuse(process.pid)
-    assert process.wait(60) == -signal.SIGHUP
-
-
-def test_a_run_that_joined_a_cluster_ends_in_order(
-    start: Start, refuse: Callable[..., None]
-) -> None:
-    process = start()
-    refuse(process.pid, started=False)
-    assert process.wait(60) == 0
-
-
-@pytest.mark.parametrize(("ignores", "started"), [(signal.SIGHUP, True), (signal.SIGINT, False)])
-def test_a_run_that_ignores_that_ends_too(
-    start: Start, refuse: Callable[..., None], ignores: int, started: bool
+@pytest.mark.parametrize(
+    ("started", "ignores", "status"),
+    [
+        pytest.param(True, 0, -signal.SIGHUP, id="who started the cluster says so by its status"),
+        pytest.param(False, 0, 0, id="who joined one ends in order"),
+        pytest.param(True, signal.SIGHUP, -signal.SIGTERM, id="who ignores that ends too"),
+        pytest.param(False, signal.SIGINT, -signal.SIGTERM, id="so does who joined one"),
+    ],
+)
+def test_a_run_that_is_refused_ends(
+    start: Start, refuse: Callable[..., None], started: bool, ignores: int, status: int
 ) -> None:
     process = start(ignores=ignores)
     refuse(process.pid, started=started)
-    assert process.wait(60) == -signal.SIGTERM
+    assert process.wait(60) == status
 
 
 def test_a_worker_knows_who_started_its_cluster() -> None:
