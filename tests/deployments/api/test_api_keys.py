@@ -22,6 +22,15 @@ from tests.fakes.clock import Clock
 from tests.fakes.http import CHAT, ScriptedGenerator
 from tests.harness.http_clients import client_of
 
+ASKED: dict[str, Any] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/models": None,
+    "/v1/responses": {"model": "tiny", "input": "hi"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/openapi.json": None,
+}
+
 
 def line(name: str, key: str, limits: str = "") -> str:
     return f"{name} {hashlib.sha256(key.encode()).hexdigest()} {limits}\n"
@@ -52,14 +61,12 @@ def key_file(tmp_path: Path) -> Path:
         ({"authorization": "bearer sk-b"}, 200),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
+@pytest.mark.parametrize(("path", "body"), ASKED.items(), ids=ASKED)
 @pytest.mark.parametrize("prefix", ["", "/llm", "/v1", "/health"])
-async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path, prefix):
+async def test_routes_need_a_known_key(key_file, headers, status, path, body, prefix):
     async with client_of(ScriptedGenerator(), api_keys=ApiKeys(key_file), prefix=prefix) as client:
-        if path.endswith("models"):
-            response = await client.get(path, headers=headers)
-        else:
-            response = await client.post(path, json=CHAT, headers=headers)
+        method = "GET" if body is None else "POST"
+        response = await client.request(method, path, json=body, headers=headers)
     assert response.status_code == status
     if status == 401:
         error = response.json()["error"]

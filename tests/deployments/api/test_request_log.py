@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from logging.handlers import BufferingHandler, MemoryHandler
 from typing import Any
 
 import pytest
@@ -141,15 +142,6 @@ async def test_operators_routes_leave_no_lines(lines: pytest.LogCaptureFixture) 
 # --- where lines go -------------------------------------------------------------------------------
 
 
-class Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 @pytest.fixture
 def serve_logger() -> Iterator[logging.Logger]:
     """Serve's, and ours, left as they were."""
@@ -168,11 +160,11 @@ def test_our_lines_are_serves_also_when_it_is_configured_anew(
     join_serve()
     join_serve()
     for level, expected in ((logging.INFO, ["one"]), (logging.ERROR, [])):
-        kept = Kept()
+        kept = BufferingHandler(capacity=100)
         serve_logger.handlers = [kept]
         serve_logger.setLevel(level)
         logging.getLogger("deployments.ingress.pools").info("one")
-        assert [record.getMessage() for record in kept.records] == expected
+        assert [record.getMessage() for record in kept.buffer] == expected
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -191,8 +183,6 @@ def test_a_rank_writes_to_its_stderr(
 
 
 def test_the_form_of_serves_file_is_known(serve_logger: logging.Logger) -> None:
-    from logging.handlers import MemoryHandler
-
     file = logging.NullHandler()
     serve_logger.handlers = [logging.StreamHandler(), MemoryHandler(1, target=file)]
     assert not is_json()

@@ -53,25 +53,6 @@ def test_every_key_is_on_the_page() -> None:
         assert f"\n| `{name}` |" in page[path or name], f"{path}.{name}"
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "| `model_path` | text | needed | 1 or more characters |",
-        "| `dtype` | `bfloat16`, `float16`, `float32` | `bfloat16` |  |",
-        "| `kv_cache_memory` | text or integer or `null` | `null` | above 0 |",
-        "| `block_size` | integer or `auto` | `auto` | above 0 |",
-        "| `gpu_memory_utilization` | number or `null` | `null` | above 0, at most 1 |",
-        "| `allowed_origins` | list of text | `[]` |  |",
-        "| `draft_shares` | mapping of names to number | `{}` | at least 0, at most 1 |",
-        "| `enable_prefix_caching` | truth value | `true` |  |",
-        "| `memory_limit_mb` | integer | `512` | at least 128 |",
-        '| `tokenizer_path` | text | `""` |  |',
-    ],
-)
-def test_a_row_has_type_default_and_limits(row: str) -> None:
-    assert f"\n{row} " in keys_page()
-
-
 def test_what_is_a_default_is_left_out_and_all_else_stays() -> None:
     speculation = {"enabled": True, "prompt_lookup_max": 0, "no_such": 1}
     tree = {

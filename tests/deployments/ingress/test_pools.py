@@ -98,6 +98,22 @@ async def server(links: LinkClient) -> AsyncIterator[LinkServer[EngineRequest]]:
     engine.close()
 
 
+@pytest.fixture
+def avoided(monkeypatch: pytest.MonkeyPatch) -> TimedNames:
+    """Names of replicas that refused, of this test alone."""
+    names = TimedNames(AVOID_S)
+    monkeypatch.setattr(pools, "avoided", lambda: names)
+    return names
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> TimedNames:
+    """Names of deployments whose replicas are full, of this test alone."""
+    names = TimedNames(FULL_S)
+    monkeypatch.setattr(pools, "full", lambda: names)
+    return names
+
+
 def pool(links: LinkClient, script: Script) -> tuple[ServePool[EngineRequest, EngineReply], Handle]:
     handle = Handle(script)
     return ServePool(handle, links, EngineReply), handle  # type: ignore[arg-type]  # a stand-in
@@ -133,10 +149,8 @@ async def test_refusals_are_asked_again_until_granted(
 
 
 async def test_a_replica_that_refuses_is_avoided_for_the_next_try(
-    links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
+    links: LinkClient, server: LinkServer[EngineRequest], avoided: TimedNames
 ) -> None:
-    avoided = TimedNames(AVOID_S)
-    monkeypatch.setattr(pools, "avoided", lambda: avoided)
     refusal = LeaseRefused(replica="hung", reason="one pass takes 30.0 s")
     engines, handle = pool(links, [refusal, LeaseGrant(endpoint=server.endpoint)])
     lease = await engines.lease("a", timeout_s=WAIT_S)
@@ -149,11 +163,9 @@ async def test_a_replica_that_refuses_is_avoided_for_the_next_try(
 
 
 async def test_a_replica_of_another_vocabulary_gets_no_session(
-    links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
+    links: LinkClient, server: LinkServer[EngineRequest], avoided: TimedNames
 ) -> None:
     """While a model is changed, there are routers and replicas of both."""
-    avoided = TimedNames(AVOID_S)
-    monkeypatch.setattr(pools, "avoided", lambda: avoided)
     old, new = (
         LeaseGrant(endpoint=server.endpoint, replica=name, vocabulary=name)
         for name in ("old", "new")
@@ -192,22 +204,17 @@ async def test_a_granted_lease_without_a_link_is_given_back(
     ],
     ids=["silence", "refusals", "grpc"],
 )
+@pytest.mark.usefixtures("full")
 async def test_no_lease_within_the_limit(
-    links: LinkClient, first: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
+    links: LinkClient, first: Exception | None, reason: str
 ) -> None:
-    nobody = TimedNames(FULL_S)
-    monkeypatch.setattr(pools, "full", lambda: nobody)
     engines, handle = pool(links, [first])
     with pytest.raises(NoReplica, match=rf"no Target replica .* within 0\.1 s: .*{reason}"):
         await engines.lease("a", timeout_s=0.1)
     assert all(stream.is_cancelled for stream in handle.streams)
 
 
-async def test_replicas_that_are_full_are_there(
-    links: LinkClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = TimedNames(FULL_S)
-    monkeypatch.setattr(pools, "full", lambda: full)
+async def test_replicas_that_are_full_are_there(links: LinkClient, full: TimedNames) -> None:
     engines, _ = pool(links, [None])
     full.add("Draft")
     with pytest.raises(NoReplica):

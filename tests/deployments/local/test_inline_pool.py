@@ -60,6 +60,14 @@ class Inline:
     draft: CountingRunner
     services: Services
 
+    async def texts(self, k: int | None) -> list[list[int]]:
+        """Ask all prompts at once; their token ids."""
+        requests = (
+            make_request(f"{k}-{i}", prompt, k=k, max_tokens=24) for i, prompt in enumerate(PROMPTS)
+        )
+        answers = await asyncio.gather(*(self.service.generate(one) for one in requests))
+        return [ids for ids, _, _ in answers]
+
 
 @asynccontextmanager
 async def inline(target_path: str, draft_path: str) -> AsyncIterator[Inline]:
@@ -93,13 +101,7 @@ async def test_texts_are_those_of_plain_decoding(tiny_target: str, tiny_draft: s
     async with inline(tiny_target, tiny_draft) as running:
         texts = {}
         for k in (0, 3, None):
-            answers = await asyncio.gather(
-                *(
-                    running.service.generate(make_request(f"{k}-{i}", prompt, k=k, max_tokens=24))
-                    for i, prompt in enumerate(PROMPTS)
-                )
-            )
-            texts[k] = [ids for ids, _, _ in answers]
+            texts[k] = await running.texts(k)
         assert texts[3] == texts[0]
         assert texts[None] == texts[0]
         assert all(len(ids) == 24 for ids in texts[0])
@@ -110,12 +112,7 @@ async def test_texts_are_those_of_plain_decoding(tiny_target: str, tiny_draft: s
 
 async def test_sessions_share_their_passes(tiny_target: str, tiny_draft: str) -> None:
     async with inline(tiny_target, tiny_draft) as running:
-        await asyncio.gather(
-            *(
-                running.service.generate(make_request(str(i), prompt, k=3, max_tokens=24))
-                for i, prompt in enumerate(PROMPTS)
-            )
-        )
+        await running.texts(3)
         for runner in (running.target, running.draft):
             passes = runner.sessions_of_passes
             # Rounds differ in length and sessions end apart, but nobody goes alone for long.

@@ -73,6 +73,14 @@ class Metadata:
     multiplexed_model_id = ""
 
 
+@pytest.fixture
+def avoided(monkeypatch: pytest.MonkeyPatch) -> TimedNames:
+    """Names of lost replicas, of this test alone."""
+    here = TimedNames(AVOID_S)
+    monkeypatch.setattr(timed_names, "_avoided", here)
+    return here
+
+
 @pytest.mark.parametrize("is_local_first", [False, True])
 async def test_a_lost_replica_is_no_choice_for_a_while_unless_it_is_the_only_one(
     monkeypatch: pytest.MonkeyPatch, is_local_first: bool
@@ -168,12 +176,10 @@ def test_serves_copy_of_the_class_hears_of_its_process() -> None:
     )
 
 
-async def test_an_avoided_replica_is_not_preferred_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = TimedNames(AVOID_S)
-    monkeypatch.setattr(timed_names, "_avoided", here)
+async def test_an_avoided_replica_is_not_preferred_either(avoided: TimedNames) -> None:
     router = lease_router("a", "b", "c")
     before = await first_choice(router, "key")
-    here.add(before)
+    avoided.add(before)
     after = await first_choice(router, "key")
     assert after not in ("", before)
     assert await first_choice(lease_router("a"), "key") == "a", "the only one is the only choice"
@@ -188,17 +194,15 @@ async def test_a_request_without_a_key_or_of_another_kind_is_balanced() -> None:
 
 
 async def test_beside_a_spare_all_requests_try_the_oldest_first_however_full_it_is(
-    monkeypatch: pytest.MonkeyPatch,
+    avoided: TimedNames,
 ) -> None:
-    here = TimedNames(AVOID_S)
-    monkeypatch.setattr(timed_names, "_avoided", here)
     router = lease_router(a=7.0, b=5.0)
     load(router, b=99)
     assert {await first_choice(router, f"{n}") for n in range(20)} == {"b"}, "whatever the prompt"
     assert await first_choice(lease_router(b=5.0, a=7.0), "") == "b", "whoever routes it"
     _, *others = await router.choose_replicas([], asked())
     assert "a" in set().union(*map(names_of, others)), "it has what the other has no room for"
-    here.add("b")
+    avoided.add("b")
     assert await first_choice(router, "") == "a"
     router.update_replicas([Replica("a", 7.0), Replica("c", 9.0)])
     assert await first_choice(router, "") == "a", "who took over keeps its sessions' successors"
