@@ -65,8 +65,12 @@ def test_the_page_is_made_of_the_declarations(capsys) -> None:
     assert capsys.readouterr().out == metrics_page()
 
 
-def test_no_metric_is_declared_twice_in_a_process() -> None:
-    for metrics in declared().values():
+def test_no_metric_is_declared_twice_in_a_process_nor_by_a_router_and_another() -> None:
+    """A router's page has those of all processes, and a sum over these would count it twice."""
+    router, *others = declared().values()
+    of_router = {one.printed for one in router}
+    for metrics in (router, *others):
         names = [one.printed for one in metrics]
         assert len(set(names)) == len(names)
+        assert metrics is router or of_router.isdisjoint(names)
         assert all(one.text and "|" not in one.text for one in metrics)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.k8s.test_manifests import K8S, ROOT, Tree, built
-from tests.k8s.test_operations import only, serve_config, templates
+from tests.k8s.test_manifests import K8S, ROOT, Tree, built, only
+from tests.k8s.test_operations import serve_config, templates
 
 
 def test_it_is_of_the_pods_that_clients_reach() -> None:

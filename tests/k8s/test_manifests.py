@@ -423,10 +423,15 @@ def built(folder: str) -> list[Tree]:
     return [document for document in yaml.safe_load_all(result.stdout) if document]
 
 
+def only(resources: list[Tree], kind: str) -> Tree:
+    [found] = [resource for resource in resources if resource["kind"] == kind]
+    return found
+
+
 @pytest.mark.parametrize("folder", ["base", "overlays/one-gpu"])
 def test_kustomize_builds_it_with_one_image(folder: str, definition: Tree) -> None:
     resources = built(folder)
-    [service] = [resource for resource in resources if resource["kind"] == "RayService"]
+    service = only(resources, "RayService")
     check_ray_service(definition, service)
     for name, spec in pod_specs(service).items():
         if name == "fetch-models":
@@ -441,9 +446,6 @@ def test_kustomize_builds_it_with_one_image(folder: str, definition: Tree) -> No
 
 
 def test_one_gpu_asks_for_one_gpu() -> None:
-    [service] = [
-        resource for resource in built("overlays/one-gpu") if resource["kind"] == "RayService"
-    ]
-    [group] = groups(service).values()
+    [group] = groups(only(built("overlays/one-gpu"), "RayService")).values()
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == "1"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deployments.config.applications import applications_of
-from tests.k8s.test_manifests import Tree, built, cluster, groups
+from tests.k8s.test_manifests import Tree, built, cluster, groups, only
 
 FOLDERS = ("base", "overlays/one-gpu")
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
@@ -19,11 +19,6 @@ DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 @pytest.fixture(scope="module", params=FOLDERS)
 def resources(request: pytest.FixtureRequest) -> list[Tree]:
     return built(request.param)
-
-
-def only(resources: list[Tree], kind: str) -> Tree:
-    [found] = [resource for resource in resources if resource["kind"] == kind]
-    return found
 
 
 def serve_config(resources: list[Tree]) -> Tree:

@@ -12,12 +12,10 @@ from deployments.constraint.workers import ConstraintStats
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport, EngineStart
 from deployments.ingress.metrics import RequestMetrics
-from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Meters
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import merged
 from models.engine.load import EngineLoad
-from router.gains import PlannerStats
 from tests.harness.metric_pages import samples
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
@@ -104,6 +102,7 @@ def test_a_constraint_replica_is_seen():
 
 
 def test_rays_metrics_take_the_instruments(recwarn):
+    RequestMetrics(Meters({"model_name": "tiny"}, ray_mirror))
     EngineMeters(Meters(LABELS, ray_mirror)).update(LOAD, 1)
     ConstraintMeters(Meters(LABELS, ray_mirror)).update(ConstraintStats(opens=1), 1)
     assert [str(warning.message) for warning in recwarn] == []
@@ -172,18 +171,3 @@ def test_a_page_of_many_replicas_tells_them_apart():
     assert found["outrider:grammars_opened_total", "constraint", "c1"] == 3
     assert found["vllm:prefix_cache_hits_total", "draft", "d1"] == 300
     assert {family.type for family in families if family.name == "outrider:passes"} == {"counter"}
-
-
-def test_no_name_is_both_a_routers_and_an_engines():
-    """Or a router's page would have it twice, and a sum over all processes would count it so."""
-    meters = Meters(LABELS)
-    PlanningMetrics(meters, PlannerStats(), dict, {})
-    of_router = names(RequestMetrics(meters).text())
-    others = merged(
-        [("e", EngineMeters(Meters(LABELS)).text()), ("c", ConstraintMeters(Meters(LABELS)).text())]
-    )
-    assert of_router & names(others) == set()
-
-
-def names(text: bytes) -> set[str]:
-    return {family.name for family in text_string_to_metric_families(text.decode())}

@@ -15,7 +15,6 @@ from deployments.api.running import run_choice
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Declaration, Meters
-from deployments.serve.meters import ray_mirror
 from models.protocol.errors import Overloaded
 from router.types import Finished, LookaheadStats
 from tests.fakes.http import STATS, ScriptedGenerator, tiny_tokenizer
@@ -251,8 +250,3 @@ def test_labels_name_a_series_in_whatever_order_they_come():
     counter.add(4, b="x", a="y")
     page = samples(meters.text(), LABELS)
     assert (page["c_total:x:y"], page["c_total:y:x"]) == (3, 4)
-
-
-def test_rays_metrics_take_all_our_instruments(recwarn):
-    RequestMetrics(Meters(LABELS, ray_mirror))
-    assert [str(warning.message) for warning in recwarn] == []

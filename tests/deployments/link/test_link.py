@@ -78,17 +78,19 @@ class EchoThread:
 
 
 @pytest.fixture
-def echo() -> Iterator[EchoThread]:
-    thread = EchoThread()
-    yield thread
-    thread.stop()
-
-
-@pytest.fixture
 async def client() -> AsyncIterator[LinkClient]:
     links = LinkClient()
     yield links
     await links.close()
+
+
+@pytest.fixture
+def echo(client: LinkClient) -> Iterator[EchoThread]:
+    """A leader that has let `client` in."""
+    thread = EchoThread()
+    thread.server.allow(client.public_key)
+    yield thread
+    thread.stop()
 
 
 def channel_to(
@@ -103,7 +105,6 @@ async def receive(channel: LinkChannel[EngineRequest, EngineReply]) -> EngineRep
 
 
 async def test_replies_reach_the_session_that_asked(client: LinkClient, echo: EchoThread) -> None:
-    echo.server.allow(client.public_key)
     channels = {name: channel_to(client, echo, name) for name in ("a", "b", "c")}
     for seq in range(5):
         for name, channel in channels.items():
@@ -119,7 +120,6 @@ async def test_open_sessions_renew_their_leases(
     monkeypatch.setattr("deployments.link.client.RENEWAL_S", 0.05)
     renewed: list[list[str]] = []
     echo.server.on_renewed = renewed.append
-    echo.server.allow(client.public_key)
     first, second = (channel_to(client, echo, name) for name in ("a", "b"))
     first.send(propose("a", 1))
     await receive(first)
@@ -148,24 +148,25 @@ async def test_messages_of_one_tick_are_one_frame_each_way(client: LinkClient) -
     server.close()
 
 
-async def test_key_that_is_not_allowed_gets_nothing(client: LinkClient, echo: EchoThread) -> None:
-    channel = channel_to(client, echo, "a")
+async def test_key_that_is_not_allowed_gets_nothing(echo: EchoThread) -> None:
+    stranger = LinkClient()
+    channel = channel_to(stranger, echo, "a")
     channel.send(propose("a", 0))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await channel.receive()
     assert echo.batches == []
-    echo.server.allow(client.public_key)  # as a lease does; a new connection gets through
-    client.drop(echo.server.endpoint, "refused")
-    channel = channel_to(client, echo, "a")
+    echo.server.allow(stranger.public_key)  # as a lease does; a new connection gets through
+    stranger.drop(echo.server.endpoint, "refused")
+    channel = channel_to(stranger, echo, "a")
     channel.send(propose("a", 1))
     assert await receive(channel) == NeedOpen(session_id="a", seq=1, epoch=1)
+    await stranger.close()
 
 
 async def test_a_dropped_connection_wakes_all_sessions_of_the_endpoint(
     client: LinkClient, echo: EchoThread
 ) -> None:
-    echo.server.allow(client.public_key)
     channels = [channel_to(client, echo, name) for name in ("a", "b")]
     waiting = [asyncio.create_task(receive(channel)) for channel in channels]
     await asyncio.sleep(0)
@@ -181,7 +182,6 @@ async def test_a_dropped_connection_wakes_all_sessions_of_the_endpoint(
 async def test_closed_channel_leaves_newer_channel_of_same_session(
     client: LinkClient, echo: EchoThread
 ) -> None:
-    echo.server.allow(client.public_key)
     old = channel_to(client, echo, "a")
     new = channel_to(client, echo, "a")
     old.send(Close(session_id="a", epoch=1))
@@ -199,7 +199,6 @@ async def test_closed_channel_leaves_newer_channel_of_same_session(
 async def test_malformed_frames_are_dropped_and_logged(
     client: LinkClient, echo: EchoThread, frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    echo.server.allow(client.public_key)
     keys = KeyPair.generate()
     echo.server.allow(keys.public_key)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -324,7 +323,6 @@ async def test_a_connection_that_fails_to_receive_is_lost(
     client: LinkClient, echo: EchoThread
 ) -> None:
     """A reply without a session id is a fault of ours; sessions must not wait on a deaf link."""
-    echo.server.allow(client.public_key)
     channel = client.channel(echo.server.endpoint, "a", Sampling)
     waiting = asyncio.create_task(receive(channel))
     channel.send(propose("a", 0))
