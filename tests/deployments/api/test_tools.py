@@ -141,7 +141,7 @@ async def test_a_stream_adds_up_to_the_answer(size):
 
 
 async def test_a_stream_that_must_call_begins_without_content():
-    must_call = {"stream": True, "tool_choice": "required"}
+    must_call: dict[str, Any] = {"stream": True, "tool_choice": "required"}
     events = events_of((await ask(ScriptedGenerator(texts=(ONE,)), **must_call)).text)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
 

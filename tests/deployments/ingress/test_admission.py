@@ -26,7 +26,12 @@ class Places:
 
     def __init__(self, **options: Any) -> None:
         self.clock = Clock()
-        usual = {"max_sessions": 2, "max_queued": 10, "queue_wait_s": 5.0, "clock": self.clock}
+        usual: dict[str, Any] = {
+            "max_sessions": 2,
+            "max_queued": 10,
+            "queue_wait_s": 5.0,
+            "clock": self.clock,
+        }
         self.door = AdmissionControl(**(usual | options))
         self.begun: list[str] = []
         self.ends: list[asyncio.Event] = []
