@@ -6,6 +6,7 @@ apart; what follows a difference is not compared.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+
+from tests.harness.local import LocalService, make_request
 
 NEAR_TIE = 1e-4
 
@@ -44,6 +47,27 @@ def generated(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> li
         token_ids = output.sequences[0, len(prompt_ids) :].tolist()
         results.append(Reference(prompt_ids, token_ids, (top[:, 0] - top[:, 1]).tolist()))
     return results
+
+
+async def served_texts(
+    service: LocalService, references: list[Reference], k: int | None, at_once: int
+) -> list[list[int]]:
+    """Ask the service for the text of each reference, so many at once; k None: chosen live."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(index: int, reference: Reference) -> list[int]:
+        async with places:
+            request = make_request(
+                f"k{k}-{at_once}-{index}",
+                reference.prompt_ids,
+                k=k,
+                enabled=k != 0,
+                max_tokens=len(reference.token_ids),
+            )
+            ids, _, _ = await service.generate(request)
+            return ids
+
+    return await asyncio.gather(*(one(i, reference) for i, reference in enumerate(references)))
 
 
 def count_differences(references: list[Reference], served: list[list[int]]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from loadtest.clients.reports import (
     read_guidellm,
 )
 from loadtest.clients.results import CheckResult, ClientResult, read_checks
-from loadtest.clients.run_client import check_programs, run_client
-from loadtest.clients.venvs import NotInstallable, ensured_venv
+from loadtest.clients.run_client import run_client
+from loadtest.clients.venvs import NotInstallable
 from loadtest.report.machine import ROOT
 from tests.fakes.scripted_server import answer, scripted_server
 
@@ -62,6 +63,9 @@ def test_lines_of_a_script_are_read_among_others() -> None:
     ]
     assert found[-1].detail == "not reached"
     assert [check.failed for check in found] == [False, True, False, True]
+    assert ClientResult("x", checks=found[:1] + found[2:3]).failures == [], "it lacks its tools"
+    broken = CheckResult("b", ok=False, detail="\n400: no\nmore")
+    assert ClientResult("x", checks=[broken]).failures == ["b: 400: no"]
 
 
 def test_the_checks_run_on_after_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,111 +98,121 @@ def test_the_checks_run_on_after_a_failure(capsys: pytest.CaptureFixture[str]) -
 # --- what the tools write -----------------------------------------------------------------------
 
 
-def guidellm_report(**totals: int) -> dict[str, Any]:
+def guidellm_report(**totals: int) -> str:
     error = {"info": {"error": "400 Bad Request"}}
-    return {
-        "benchmarks": [
-            {
-                "metrics": {"request_totals": totals},
-                "requests": {"errored": [error] * totals["errored"]},
-            }
-        ]
-    }
+    requests = {"errored": [error] * totals["errored"]}
+    return json.dumps(
+        {"benchmarks": [{"metrics": {"request_totals": totals}, "requests": requests}]}
+    )
 
 
-@pytest.mark.parametrize(
-    ("totals", "is_clean", "why"),
-    [
-        ({"successful": 12, "errored": 0, "incomplete": 0}, True, ""),
-        ({"successful": 11, "errored": 1, "incomplete": 0}, False, "400 Bad Request"),
-        ({"successful": 11, "errored": 0, "incomplete": 1}, False, ""),
-        ({"successful": 0, "errored": 0, "incomplete": 0}, False, ""),
-    ],
-    ids=["clean", "one-error", "one-incomplete", "nothing"],
-)
-def test_guidellm(tmp_path: Path, totals: dict[str, int], is_clean: bool, why: str) -> None:
-    (tmp_path / "report.json").write_text(json.dumps(guidellm_report(**totals)))
-    counts = read_guidellm(tmp_path)
-    assert (counts.is_clean, counts.why) == (is_clean, why)
+def guidellm_files(successful: int, errored: int, incomplete: int) -> dict[str, str]:
+    report = guidellm_report(successful=successful, errored=errored, incomplete=incomplete)
+    return {"report.json": report}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"benchmarks": [{"metrics": {}}]}'])
-def test_another_shape_is_no_report(tmp_path: Path, text: str) -> None:
-    (tmp_path / "report.json").write_text(text)
-    with pytest.raises(NoReport, match=r"report\.json"):
-        read_guidellm(tmp_path)
-
-
-def aiperf_folder(folder: Path, errors: list[Any], report: dict[str, Any] | None = None) -> Path:
+def aiperf_files(*errors: Any, report: dict[str, Any] | None = None) -> dict[str, str]:
     records = [{"metrics": {"request_latency": {"value": 1}}, "error": error} for error in errors]
     lines = "".join(f"{json.dumps(record)}\n" for record in records)
-    (folder / "profile_export.jsonl").write_text(lines)
-    if report is not None:
-        (folder / "profile_export_aiperf.json").write_text(json.dumps(report))
+    summary = {} if report is None else {"profile_export_aiperf.json": json.dumps(report)}
+    return {"profile_export.jsonl": lines, **summary}
+
+
+STEPS, LENGTH = "spec_decode_steps", "spec_decode_token_weighted_acceptance_length"
+NONE = (None,) * 3
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).write_text(text)
     return folder
 
 
-def test_aiperf_counts_its_records(tmp_path: Path) -> None:
-    assert read_aiperf(aiperf_folder(tmp_path, [None] * 3)) == Counts(3, 0)
-    counts = read_aiperf(aiperf_folder(tmp_path, [None, {"code": 400}]))
-    assert (counts.num_completed, counts.num_failed) == (1, 1)
-    assert "400" in counts.why
-    assert not read_aiperf(aiperf_folder(tmp_path, [])).is_clean
+@pytest.mark.parametrize(
+    ("read", "files", "counts", "is_clean"),
+    [
+        (read_guidellm, guidellm_files(12, 0, 0), Counts(12, 0), True),
+        (read_guidellm, guidellm_files(11, 1, 0), Counts(11, 1, "400 Bad Request"), False),
+        (read_guidellm, guidellm_files(11, 0, 1), Counts(11, 1), False),
+        (read_guidellm, guidellm_files(0, 0, 0), Counts(0, 0), False),
+        (read_aiperf, aiperf_files(*NONE), Counts(3, 0), True),
+        (read_aiperf, aiperf_files(None, "400"), Counts(1, 1, "400"), False),
+        (read_aiperf, aiperf_files(), Counts(0, 0), False),
+        (
+            read_aiperf_speculation,
+            aiperf_files(*NONE, report={STEPS: {"count": 3}, LENGTH: {"avg": 2.5}}),
+            Counts(3, 0, figures="acceptance length 2.50"),
+            True,
+        ),
+        (
+            read_aiperf_speculation,
+            aiperf_files(*NONE, report={STEPS: {"count": 2, "avg": 4.0}}),
+            Counts(2, 1, "1 requests without its speculation figures"),
+            False,
+        ),
+        (
+            read_aiperf_speculation,
+            aiperf_files(*NONE, report={}),
+            Counts(0, 3, "3 requests without its speculation figures"),
+            False,
+        ),
+    ],
+)
+def test_requests_are_counted(
+    tmp_path: Path,
+    read: Callable[[Path], Counts],
+    files: dict[str, str],
+    counts: Counts,
+    is_clean: bool,
+) -> None:
+    found = read(written(tmp_path, files))
+    assert found == counts
+    assert found.is_clean is is_clean
 
 
-def test_aiperf_without_a_record_is_no_report(tmp_path: Path) -> None:
-    with pytest.raises(NoReport, match="profile_export"):
-        read_aiperf(tmp_path)
-    (tmp_path / "profile_export.jsonl").write_text('{"no": "metrics"}\n')
-    with pytest.raises(NoReport, match="metrics"):
-        read_aiperf(tmp_path)
-
-
-def test_requests_without_speculation_figures_have_failed(tmp_path: Path) -> None:
-    folder = aiperf_folder(tmp_path, [None] * 3, {"spec_decode_steps": {"count": 2, "avg": 4.0}})
-    counts = read_aiperf_speculation(folder)
-    assert (counts.num_completed, counts.num_failed) == (2, 1)
-    whole = {
-        "spec_decode_steps": {"count": 3},
-        "spec_decode_token_weighted_acceptance_length": {"avg": 2.5},
-    }
-    counts = read_aiperf_speculation(aiperf_folder(tmp_path, [None] * 3, whole))
-    assert counts.is_clean
-    assert str(counts) == "3 completed, 0 failed; acceptance length 2.50"
-    assert not read_aiperf_speculation(aiperf_folder(tmp_path, [None] * 3, {})).is_clean
+@pytest.mark.parametrize(
+    ("read", "files", "complaint"),
+    [
+        *(
+            (read_guidellm, {"report.json": text}, r"report\.json")
+            for text in ("", "[]", "{}", '{"benchmarks": [{"metrics": {}}]}')
+        ),
+        (read_aiperf, {}, "profile_export"),
+        (read_aiperf, {"profile_export.jsonl": '{"no": "metrics"}\n'}, "metrics"),
+    ],
+)
+def test_another_shape_is_no_report(
+    tmp_path: Path, read: Callable[[Path], Counts], files: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(NoReport, match=complaint):
+        read(written(tmp_path, files))
 
 
 # --- programs, and their limits -------------------------------------------------------------------
 
 
-def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("then", "timeout_s", "why"),
+    [("time.sleep(600)", 3, "ended after the time limit of 3 s"), ("", 60, "")],
+    ids=["hangs", "ends"],
+)
+def test_what_a_program_started_is_ended_with_it(
+    tmp_path: Path, then: str, timeout_s: float, why: str
+) -> None:
     child = "import time; time.sleep(600)"
     program = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(600)\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)\n{then}\n"
     )
     since_s = time.monotonic()
     ended = run_bounded(
-        [sys.executable, "-c", program], environment=os.environ, folder=tmp_path, timeout_s=3
+        [sys.executable, "-c", program],
+        environment=os.environ,
+        folder=tmp_path,
+        timeout_s=timeout_s,
     )
     assert time.monotonic() - since_s < 60
-    assert ended.status is None
-    assert ended.why(3) == "ended after the time limit of 3 s"
-    assert is_gone(int(ended.output))
-
-
-def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
-    child = "import time; time.sleep(600)"
-    program = (
-        "import subprocess, sys\n"
-        f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)\n"
-    )
-    ended = run_bounded(
-        [sys.executable, "-c", program], environment=os.environ, folder=tmp_path, timeout_s=60
-    )
-    assert ended.why(60) == ""
+    assert ended.why(timeout_s) == why
     assert is_gone(int(ended.output))
 
 
@@ -208,6 +222,19 @@ def is_gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def client_of(folder: Path, program: str, **fields: Any) -> Client:
+    """Return a client with the version of pytest's, whose script is the program."""
+    (folder / "fake_script.py").write_text(program)
+    environment = {"PYTHONPATH": str(folder)}
+    return Client(
+        name="pytest",
+        requirements=(),
+        script="fake_script",
+        environment=environment,
+        **fields,
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,14 +264,7 @@ def test_a_script_passes_or_says_why_not(
     failures: list[str],
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere")
-    (tmp_path / "fake_script.py").write_text(program)
-    client = Client(
-        name="pytest",
-        requirements=(),
-        script="fake_script",
-        environment={"PYTHONPATH": str(tmp_path)},
-        timeout_s=3 if "sleep" in program else 60,
-    )
+    client = client_of(tmp_path, program, timeout_s=3 if "sleep" in program else 60)
     result = run_client(client, BIN, TARGET)
     assert [check.ok for check in result.checks] == oks
     assert len(result.failures) == len(failures)
@@ -253,21 +273,16 @@ def test_a_script_passes_or_says_why_not(
 
 
 @pytest.mark.parametrize(
-    ("status", "totals", "ok"),
-    [
-        (0, {"successful": 2, "errored": 0, "incomplete": 0}, True),
-        (0, {"successful": 1, "errored": 1, "incomplete": 0}, False),
-        (1, {"successful": 2, "errored": 0, "incomplete": 0}, False),
-        (None, {"errored": 0}, False),
-    ],
+    ("status", "errored", "ok"),
+    [(0, 0, True), (0, 1, False), (1, 0, False), (None, 0, False)],
     ids=["clean", "errors", "status", "not there"],
 )
 def test_a_tool_passes_by_its_status_and_its_report(
-    tmp_path: Path, status: int | None, totals: dict[str, int], ok: bool
+    tmp_path: Path, status: int | None, errored: int, ok: bool
 ) -> None:
     (tmp_path / "python").symlink_to(sys.executable)
     if status is not None:
-        report = json.dumps(guidellm_report(**totals))
+        report = guidellm_report(successful=2, errored=errored, incomplete=0)
         program = f"open('report.json', 'w').write({report!r})\nraise SystemExit({status})"
         (tmp_path / "tool").write_text(f"#!{sys.executable}\n{program}")
         (tmp_path / "tool").chmod(0o755)
@@ -278,62 +293,30 @@ def test_a_tool_passes_by_its_status_and_its_report(
     assert bool(result.failures) is not ok
 
 
-# --- environments ---------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_installed_is_said_and_tried_again(tmp_path: Path) -> None:
-    missing = [str(tmp_path / "no-such-package.whl")]
-    for _ in range(2):
-        with pytest.raises(NotInstallable, match="no-such-package"):
-            ensured_venv(tmp_path, "client", missing)
-    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    (place / "installed.txt").write_text("")
-    assert ensured_venv(tmp_path, "client", missing) == place / "bin"
-    assert ensured_venv_folder(tmp_path, ["other"]) != place
-
-
-def ensured_venv_folder(folder: Path, requirements: list[str]) -> Path:
-    with pytest.raises(NotInstallable):
-        ensured_venv(folder, "client", [*requirements, str(folder / "none.whl")])
-    return max(folder.iterdir(), key=lambda path: path.stat().st_ctime)
-
-
-def test_without_node_a_client_of_npm_is_skipped_and_the_others_are_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(trial, "ensured_venv", lambda *_: tmp_path)
-    monkeypatch.setattr(trial, "target_at", lambda url, tokenizer: TARGET)
-    passed = [CheckResult("a", ok=True)]
-    monkeypatch.setattr(
-        trial, "run_client", lambda client, *_: ClientResult(client.name, "1", checks=passed)
-    )
-    output = tmp_path / "clients.json"
-    words = ["clients", "--url", TARGET.root_url, "--set", "only=openai,openai (npm)"]
-    assert main([*words, "--output", str(output)]) == 0
-    clients = {each["client"]: each for each in json.loads(output.read_text())["events"]}
-    assert clients["openai (npm)"]["skipped"] == "skipped: npm is not installed"
-    assert clients["openai (npm)"]["failures"] == []
-    assert clients["openai"]["skipped"] == ""
+def place_of(folder: Path, package: str, module: str, code: str) -> Path:
+    """Write a package into a client's folder, and return the folder."""
+    place = folder / "place" / "node_modules" / package
+    place.mkdir(parents=True)
+    (place / "package.json").write_text(f'{{"name": "{package}", "version": "1.2"}}')
+    (place / module).write_text(code)
+    return folder / "place"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_a_script_for_node_finds_its_packages_and_says_what_it_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    package = tmp_path / "place" / "node_modules" / "fake"
-    package.mkdir(parents=True)
-    (package / "package.json").write_text('{"name": "fake", "version": "1.2", "main": "i.js"}')
-    (package / "i.js").write_text("module.exports = (x) => x + 1;")
-    lines = ["import add from 'fake';", "const say = (x) => console.log(JSON.stringify(x));"]
-    lines += [
-        "say({checks: ['a']});",
-        "say({check: 'a', ok: add(1) === 2, detail: process.argv[3]});",
-    ]
-    (tmp_path / "fake.mjs").write_text("\n".join(lines))
+    place = place_of(tmp_path, "fake", "index.js", "module.exports = (x) => x + 1;")
+    (tmp_path / "fake.mjs").write_text(
+        """
+        import add from "fake";
+        const say = (x) => console.log(JSON.stringify(x));
+        say({ check: "a", ok: add(1) === 2, detail: process.argv[3] });
+        """
+    )
     monkeypatch.setattr("loadtest.clients.run_client.ROOT", tmp_path)
     client = Client(name="fake (npm)", requirements=(), script="fake.mjs", is_npm=True)
-    result = run_client(client, tmp_path / "place", TARGET)
+    result = run_client(client, place, TARGET)
     assert result.failures == []
     assert [(check.ok, check.detail) for check in result.checks] == [(True, TARGET.model)]
     assert result.version == "1.2"
@@ -347,12 +330,8 @@ def test_a_page_is_of_another_origin_and_says_what_it_found(
         browser_path()
     except NotHere as missing:
         pytest.skip(str(missing))
-    package = tmp_path / "place" / "node_modules" / "openai"
-    package.mkdir(parents=True)
-    (package / "package.json").write_text('{"name": "openai", "version": "1.2"}')
-    (package / "index.mjs").write_text(
-        "export const read = async (url) => (await fetch(url)).text();"
-    )
+    read = "export const read = async (url) => (await fetch(url)).text();"
+    place = place_of(tmp_path, "openai", "index.mjs", read)
     (tmp_path / "page.mjs").write_text(
         """
         import { read } from "openai";
@@ -369,125 +348,86 @@ def test_a_page_is_of_another_origin_and_says_what_it_found(
     )
     headers = {"access-control-allow-origin": "*"} if lets_in else {}
     with scripted_server(answer(b"hello", headers=headers)) as server:
-        result = run_client(client, tmp_path / "place", Target(server.url, "tiny", ROOT))
+        target = Target(server.url, "tiny", ROOT)
+        result = run_client(client, place, target)
     assert result.version.startswith("1.2, Chromium ")
     assert [check.ok for check in result.checks] == [lets_in]
-    assert bool(result.failures) is not lets_in
     if lets_in:
-        assert result.checks[0].detail == "tiny"
+        assert (result.failures, result.checks[0].detail) == ([], "tiny")
     else:
         assert "Failed to fetch" in result.failures[0]
 
 
-def test_a_client_behind_nginx_asks_nginx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_behind_nginx_asks_nginx(tmp_path: Path) -> None:
     try:
         nginx_version()
     except NotHere as missing:
         pytest.skip(str(missing))
+    program = (
+        "import json, sys, urllib.request\n"
+        "answer = urllib.request.urlopen(sys.argv[1])\n"
+        "is_nginx = answer.headers['server'].startswith('nginx')\n"
+        "print(json.dumps({'check': 'a', 'ok': is_nginx, 'detail': answer.read().decode()}))\n"
+    )
+    client = client_of(tmp_path, program, is_behind_nginx=True)
     with scripted_server(answer(b"hello")) as server:
-        program = (
-            "import json, sys, urllib.request\n"
-            "answer = urllib.request.urlopen(sys.argv[1])\n"
-            "is_nginx = answer.headers['server'].startswith('nginx')\n"
-            "print(json.dumps({'check': 'a', 'ok': is_nginx, 'detail': answer.read().decode()}))\n"
-        )
-        (tmp_path / "fake_script.py").write_text(program)
-        client = Client(
-            name="pytest",
-            requirements=(),
-            script="fake_script",
-            is_behind_nginx=True,
-            environment={"PYTHONPATH": str(tmp_path)},
-        )
         result = run_client(client, BIN, Target(server.url, "tiny", ROOT))
     assert result.failures == []
     assert [(check.ok, check.detail) for check in result.checks] == [(True, "hello")]
     assert f"nginx {nginx_version()}" in result.version
 
 
-def test_what_is_missing_beside_its_packages_skips_a_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("loadtest.clients.processes.shutil.which", lambda *_, **__: None)
-    for client in CLIENTS:
-        if client.is_page or client.is_behind_nginx:
-            with pytest.raises(NotHere, match=r"skipped: .*installed"):
-                check_programs(client)
-        else:
-            check_programs(client)
+# --- who is run, and the record -------------------------------------------------------------------
 
 
-def test_a_client_that_wants_a_server_of_its_own_is_skipped_where_one_is_given(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(trial, "ensured_venv", lambda *_: tmp_path)
-    monkeypatch.setattr(trial, "check_programs", lambda client: None)
-    [name] = [client.name for client in CLIENTS if client.change is not None]
-    output = tmp_path / "clients.json"
-    words = ["clients", "--url", TARGET.root_url, "--set", f"only={name}"]
-    assert main([*words, "--output", str(output)]) == 0
-    [client] = json.loads(output.read_text())["events"]
-    assert "a server of its own" in client["skipped"]
-
-
-def test_changes_of_a_clients_own_server_are_configs() -> None:
-    for client in [*CLIENTS, Client(name="x", requirements=(), change=let_pages_in)]:
-        if client.change is None:
-            continue
-        tree = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-        client.change(tree)
-        config = AppConfig.model_validate(tree["applications"][0]["args"])
-        assert config.router.http.allowed_origins == ["*"]
-
-
-# --- the record -----------------------------------------------------------------------------------
-
-
-def test_what_needs_something_else_is_no_failure() -> None:
-    lacking = CheckResult("c", ok=False, needs="tools", detail="400")
-    assert ClientResult("x", checks=[lacking]).failures == []
-    broken = CheckResult("b", ok=False, detail="\n400: no\nmore")
-    assert ClientResult("x", checks=[lacking, broken]).failures == ["b: 400: no"]
-    assert ClientResult("x", trouble="not installed: no").failures == ["not installed: no"]
-
-
-def test_a_client_that_cannot_be_installed_does_not_stop_the_others(
+def test_a_client_that_is_not_installed_or_skipped_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def installed(folder: Path, name: str, requirements: Any) -> Path:
-        if name == "openai":
+        if name == "litellm":
             raise NotInstallable("not installed: no index")
         return tmp_path
 
     def run(client: Client, bin_folder: Path, target: Target) -> ClientResult:
         return ClientResult(client.name, "1", checks=[CheckResult("a", ok=True)])
 
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(trial, "ensured_venv", installed)
+    monkeypatch.setattr(trial, "check_programs", lambda client: None)
     monkeypatch.setattr(trial, "run_client", run)
     monkeypatch.setattr(trial, "target_at", lambda url, tokenizer: TARGET)
+    [own] = [client.name for client in CLIENTS if client.change is not None]
+    names = ["openai", "litellm", "openai (npm)", own]
     output = tmp_path / "clients.json"
-    words = ["clients", "--url", "http://127.0.0.1:9", "--set", "only=openai,litellm,aiperf"]
+    words = ["clients", "--url", TARGET.root_url, "--set", f"only={','.join(names)}"]
     assert main([*words, "--output", str(output)]) == 1
     content = json.loads(output.read_text())
     assert content["command"].startswith("python -m loadtest clients --url ")
-    assert [row["runs"]["passed"] for row in content["samples"]] == [[0], [1], [1]]
-    assert content["problems"] == ["openai: not installed: no index"]
-    assert {client["client"]: client["failures"] for client in content["events"]} == {
-        "openai": ["not installed: no index"],
-        "litellm": [],
-        "aiperf": [],
+    assert [row["runs"]["passed"] for row in content["samples"]] == [[1], [0], [0], [0]]
+    assert content["problems"] == ["litellm: not installed: no index"]
+    clients = {each["client"]: each for each in content["events"]}
+    assert {name: clients[name]["failures"] for name in names} == {
+        **{"openai": [], "litellm": ["not installed: no index"]},
+        **{"openai (npm)": [], own: []},
     }
+    assert [clients[name]["skipped"] for name in names] == [
+        *("", "", "skipped: npm is not installed"),
+        "skipped: it needs a server of its own, without --url",
+    ]
 
 
-def test_every_client_is_run_somehow() -> None:
+def test_every_client_is_run_somehow_on_a_config_that_is_one() -> None:
     for client in CLIENTS:
         assert client.requirements, client.name
         assert bool(client.script) != bool(client.loads), client.name
         if client.script:
             name = client.script if client.is_npm else f"{client.script.replace('.', '/')}.py"
-            path = ROOT / name
-            assert path.exists(), client.name
+            assert (ROOT / name).exists(), client.name
         for load in client.loads:
             words = " ".join(load.words(TARGET))
             assert TARGET.root_url in words
             assert "count" in words  # bounded
+        tree = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+        (client.change or let_pages_in)(tree)
+        config = AppConfig.model_validate(tree["applications"][0]["args"])
+        assert config.router.http.allowed_origins == ["*"]

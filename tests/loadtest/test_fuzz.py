@@ -1,4 +1,4 @@
-"""The fuzzer's own logic, a short seeded run of each part, and mistakes it must see."""
+"""The fuzzer's own logic, its oracles, and a short seeded run of each part."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from deployments.api.history import calls
-from deployments.api.schemas import sampling_fields
 from loadtest.__main__ import main
 from loadtest.fuzz import memory
 from loadtest.fuzz.campaign import Limits, PartResult, run_one, run_part
@@ -23,22 +21,15 @@ from loadtest.fuzz.cases import Failure, Outcome, RunCase, case_seed
 from loadtest.fuzz.engines.answers import Answer, broken_terms, difference
 from loadtest.fuzz.engines.grammars import disobedience, random_schema
 from loadtest.fuzz.engines.pair import grammar_host
-from loadtest.fuzz.engines.part import open_engines
 from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.engines.rule_grammars import random_rules
 from loadtest.fuzz.engines.tool_schemas import disobeyed_schema
-from loadtest.fuzz.folders import damage, part
-from loadtest.fuzz.folders.part import open_folders
 from loadtest.fuzz.http.answers import HttpAnswer, wrong_with
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
 from loadtest.fuzz.parts import PARTS
-from models.engine import sampler
-from models.grammar import compiler
-from models.grammar.schema import numbers, source
 from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar, GrammarOpen, GrammarReady, Sampling
-from models.sampling.penalties import TokenHistory
 from router.types import GenerationRequest
 
 SEED = 20
@@ -71,93 +62,6 @@ async def test_a_short_run_of_each_part_finds_nothing(
     assert [name for name in must_have if not report.counts[name]] == []
 
 
-# --- deliberate mistakes: each must be seen, again by its seed, and be gone without the mistake
-
-
-def noise_hangs_on_the_batch(patch: Patch) -> None:
-    draw = sampler.draw_from_logits  # type: ignore[attr-defined]  # a name it imports
-
-    def shifted(logits: Any, samplings: Any, positions: Any) -> Any:
-        extra = int(len(positions) > 4)  # nobody's, but for who shares a pass
-        return draw(logits, samplings, [position + extra for position in positions])
-
-    patch.setattr(sampler, "draw_from_logits", shifted)
-
-
-def rollback_forgets_the_penalties(patch: Patch) -> None:
-    """Refused draft tokens go on being counted. (KV cannot be left stale in this way: the rows from
-    the anchor on are computed again by every verify.)"""
-    patch.setattr(TokenHistory, "remove", lambda history, start, ids: None)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        noise_hangs_on_the_batch,
-        rollback_forgets_the_penalties,
-    ],
-    ids=lambda mistake: mistake.__name__,
-)
-async def test_a_mistake_is_seen_and_its_seed_repeats_it(mistake: Any) -> None:
-    told: list[str] = []
-    with Patch.context() as patch:
-        mistake(patch)
-        report = await run_part(
-            "engines", open_engines, SEED, 1e6, limits=Limits(20, 1), log=told.append
-        )
-        assert report.failures
-        failure = report.failures[0]
-        assert f"  repeat: {failure.command}" in told
-        again = PartResult("engines")
-        async with open_engines() as run_case:
-            for _ in range(20):  # the draft lengths are planned live, so who shares a pass differs
-                await run_one(again, run_case, failure.seed, told.append)
-                if again.failures:
-                    break
-        assert [f.seed for f in again.failures] == [failure.seed]
-    healthy = PartResult("engines")
-    async with open_engines() as run_case:
-        await run_one(healthy, run_case, failure.seed)
-    assert healthy.failures == []
-
-
-def a_bound_is_forgotten(patch: Patch) -> None:
-    """Texts lose their longest length."""
-    fit = numbers.fit_bounds
-
-    def forgetful(schema: Any, places: Any, complaints: Any) -> None:
-        fit(schema, places, complaints)
-        for _, inner in places.walk(schema):
-            inner.pop("maxLength", None)
-
-    patch.setattr(source, "fit_bounds", forgetful)
-
-
-def nothing_is_loosened(patch: Patch) -> None:
-    """A grammar that is refused is not tried again without its parts."""
-
-    def refusing(grammar: Grammar, limits: Any, compiles: Any, whole: Any) -> Any:
-        return grammar, whole(grammar)
-
-    patch.setattr(compiler, "settled", refusing)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mistake", [a_bound_is_forgotten, nothing_is_loosened])
-async def test_a_mistake_about_schemas_is_seen_by_its_seed(mistake: Any) -> None:
-    with Patch.context() as patch:
-        mistake(patch)
-        report = await run_part("tools", PARTS["tools"], SEED, 1e6, limits=Limits(60, 1))
-        assert report.failures
-    healthy = PartResult("tools")
-    async with PARTS["tools"]() as run_case:
-        await run_one(healthy, run_case, report.failures[0].seed)
-    assert healthy.failures == []
-
-
 def test_what_is_left_of_a_schema_is_judged_by_its_own_draft() -> None:
     tuples = {"type": "object", "properties": {"a": {"items": [{"type": "null"}]}}}
     assert "is not of type" in disobeyed_schema("7", tuples, (), '{"a": [1]}')
@@ -179,43 +83,6 @@ def test_what_other_properties_allow_is_evaluated(draft: str) -> None:
     assert disobeyed_schema(draft, schema, (), '{"b": 1}')
     del schema["additionalProperties"]
     assert disobeyed_schema(draft, schema, (), '{"b": true}')
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_a_check_that_skips_the_tokenizer_is_seen(monkeypatch: Patch) -> None:
-    """Damage to a tokenizer alone, which the check then promises and the model does not hold."""
-    monkeypatch.setattr(damage, "_KINDS", (partial(damage.cut, names=(damage.WORDS,)),))
-    healthy = await run_part(
-        "folders", open_folders, SEED, 1e6, limits=Limits(3, 1), log=lambda line: None
-    )
-    assert healthy.failures == []
-    monkeypatch.setattr(part, "file_faults", lambda config: [])
-    found = await run_part(
-        "folders", open_folders, SEED, 1e6, limits=Limits(3, 1), log=lambda line: None
-    )
-    assert "the check found nothing, then: " in found.failures[0].complaints[0]
-    assert "tokenizer.json" in found.failures[0].complaints[0]
-
-
-def arguments_must_be_an_object(patch: Patch) -> None:
-    patch.setattr(calls, "read_arguments", lambda value: json.loads(value))
-
-
-def a_null_is_a_value(patch: Patch) -> None:
-    patch.setattr(sampling_fields, "without_nulls", lambda value: value)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mistake", [arguments_must_be_an_object, a_null_is_a_value])
-async def test_strictness_about_history_or_nulls_is_seen(mistake: Any) -> None:
-    with Patch.context() as patch:
-        mistake(patch)
-        report = await run_part(
-            "histories", PARTS["histories"], SEED, 1e6, limits=Limits(10, 1), log=lambda line: None
-        )
-    assert report.failures
 
 
 async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> None:
@@ -248,12 +115,6 @@ def test_the_command_repeats_one_case_and_writes_the_record(
     (row,) = record["samples"]
     assert (row["way"], row["runs"]["cases"], row["runs"]["failures"]) == ("http", [1], [0])
     assert record["events"][0]["counts"]["cases"] == 1
-
-
-def test_words_of_a_term_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fuzz", "--set", "parts=nonsense"])
-    assert "--set: parts must be of engines, tools, " in capsys.readouterr().err
 
 
 def test_a_part_that_fails_fails_the_trial(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -98,10 +98,3 @@ async def test_the_demo_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert f"draft_model: {num_accepted} of {num_drafted} tokens accepted" in printed
     assert "forced" in constrained
     assert "quantity" in constrained
-
-
-def test_a_service_that_is_not_there_is_an_error_in_words(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["--url", "http://127.0.0.1:9"]) == 1
-    assert capsys.readouterr().err.startswith("http://127.0.0.1:9: ")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,8 @@ from deployments.link.mailbox import Mailbox
 from loadtest.fuzz.failures.network import FaultRates, Network
 from models.protocol.errors import LinkLost
 from router.limits import SessionLimits
+from router.types import GenerationRequest
+from tests.harness.local import LocalService
 
 _BREAK_SHARE = 0.3
 _LAST_BREAK = 40  # messages after which a link that breaks has broken
@@ -79,17 +83,23 @@ class _LossyPool:
         return _LossyLease(inner, self._name, self._network)
 
 
-def lossy_options(network: Network) -> dict[str, Any]:
-    """Options of `local_service`; every message goes through its codec."""
+Serving = Callable[..., AbstractAsyncContextManager[LocalService]]  # by options of `local_service`
+
+
+async def check_texts_survive(serving: Serving, asked: Sequence[GenerationRequest]) -> None:
+    """Check that texts are the same over links with faults of each kind; all of them happen."""
+
+    async def texts(**options: Any) -> list[list[int]]:
+        async with serving(**options) as service:
+            answers = await asyncio.gather(*(service.generate(one) for one in asked))
+            assert await service.freed()
+        return [ids for ids, _, _ in answers]
+
     limits = SessionLimits(
         resend_interval_s=0.05, rejoin_interval_s=0.01, max_losses=60, token_gap_s=10.0
     )
-    return {"link_to": partial(_LossyPool, network=network), "limits": limits}
-
-
-def faults_of_every_kind() -> Network:
-    return Network(random.Random(7), FaultRates(lose=0.05, double=0.1, delay=0.1))
-
-
-def check_all_happened(network: Network) -> None:
+    network = Network(random.Random(7), FaultRates(lose=0.05, double=0.1, delay=0.1))
+    expected = await texts()
+    # Every message goes through its codec.
+    assert await texts(link_to=partial(_LossyPool, network=network), limits=limits) == expected
     assert all(network.counts[what] for what in ("lost", "doubled", "broken"))

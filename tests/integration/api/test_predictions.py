@@ -162,20 +162,18 @@ async def test_by_rejection_it_is_drafted_from_only_where_no_seed_matters():
         assert counts_of(answer)[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("prediction", "param"),
-    [
-        ("text", "prediction"),
-        ({"type": "file", "content": "a"}, "prediction.type"),
-        ({"type": "content"}, "prediction.content"),
-        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content"),
-        ({"type": "content", "content": "a", "more": 1}, "prediction.more"),
-        ({"type": "content", "content": "dog " * 300}, "prediction.content"),
-        ({"type": "content", "content": "dog " * 100_000}, "prediction.content"),
-    ],
-)
-async def test_what_is_no_prediction_is_refused_by_name(prediction, param):
+async def test_what_is_no_prediction_is_refused_by_name():
     async with demo_http() as client:
-        response = await client.post("/v1/chat/completions", json=CHAT | {"prediction": prediction})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+        for prediction, param in (
+            ("text", "prediction"),
+            ({"type": "file", "content": "a"}, "prediction.type"),
+            ({"type": "content"}, "prediction.content"),
+            ({"type": "content", "content": [{"type": "image"}]}, "prediction.content"),
+            ({"type": "content", "content": "a", "more": 1}, "prediction.more"),
+            ({"type": "content", "content": "dog " * 300}, "prediction.content"),
+            ({"type": "content", "content": "dog " * 100_000}, "prediction.content"),
+        ):
+            body = CHAT | {"prediction": prediction}
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 400, prediction
+            assert response.json()["error"]["param"] == param

@@ -211,10 +211,11 @@ async def test_completions_have_the_ids_of_each_prompt_and_choice() -> None:
     assert firsts[0] == firsts[1] != firsts[2] == firsts[3]
 
 
-async def test_each_choice_of_several_prompts_goes_on_behind_its_tokens() -> None:
+@pytest.mark.parametrize("has_ids", [False, True], ids=["made again", "ids"])
+async def test_each_choice_of_several_prompts_goes_on_behind_its_tokens(has_ids: bool) -> None:
     """Behind the first event all choices but one have no tokens, so no list."""
     body: dict[str, Any] = {"model": "demo", "prompt": ["Once upon", "The dog"], "n": 2, "seed": 4}
-    body |= {"max_tokens": 40, "echo": True, "stream": True, "return_token_ids": True}
+    body |= {"max_tokens": 40, "echo": True, "stream": True, "return_token_ids": has_ids}
     async with two_routers() as (one, other):
         answer = await one.post("/v1/completions", json=body)
         whole = list(blocks_of(answer.text))
@@ -227,6 +228,7 @@ async def test_each_choice_of_several_prompts_goes_on_behind_its_tokens() -> Non
             events = [*begun, *(event for event, _ in blocks_of(answer.text))]
             expected = [event for event, _ in whole]
             assert texts_of(events) == texts_of(expected), answer.text
+            assert texts_of(events)[0].startswith("Once upon")
             assert ids_of(events) == ids_of(expected)
 
 
@@ -276,20 +278,6 @@ async def test_ids_that_the_model_would_not_write_part_from_its_text() -> None:
         headers = {"last-event-id": begun_with(ids, 60)}
         answer = await client.post("/v1/chat/completions", json=asked, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "stream_parted")
-
-
-async def test_a_completion_goes_on_too_with_what_it_echoes() -> None:
-    body = {"model": "demo", "prompt": "Once upon", "echo": True, "seed": 4, "max_tokens": 30}
-    async with two_routers() as (one, other):
-        answer = await one.post("/v1/completions", json=body | {"stream": True})
-        whole = list(blocks_of(answer.text))
-        texts = [event["choices"][0]["text"] for event, _ in whole]
-        cut = len(whole) // 2
-        headers = {"last-event-id": whole[cut][1]}
-        answer = await other.post("/v1/completions", json=body | {"stream": True}, headers=headers)
-        rest = [event["choices"][0]["text"] for event, _ in blocks_of(answer.text)]
-    assert "".join(texts[: cut + 1] + rest) == "".join(texts)
-    assert "".join(texts).startswith("Once upon")
 
 
 async def test_what_cannot_go_on_is_refused_by_name() -> None:

@@ -6,15 +6,14 @@ apart; both counts are printed. The whole path is real, in one process: router l
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from loadtest.report.prompts import demo_prompts as held_out_prompts
 from router.limits import SpeculationLimits
-from tests.harness.greedy_references import Reference, count_differences, generated
-from tests.harness.local import DEMO, LocalService, local_service, make_request
+from tests.harness.greedy_references import Reference, count_differences, generated, served_texts
+from tests.harness.local import DEMO, local_service
 
 NUM_PROMPTS = 50
 NUM_TOKENS = 40
@@ -26,26 +25,6 @@ def references() -> list[Reference]:
     return generated(DEMO / "target", held_out_prompts(NUM_PROMPTS), NUM_TOKENS)
 
 
-async def serve_all(
-    service: LocalService, references: list[Reference], k: int | None, at_once: int
-) -> list[list[int]]:
-    places = asyncio.Semaphore(at_once)
-
-    async def one(index: int, reference: Reference) -> list[int]:
-        async with places:
-            request = make_request(
-                f"k{k}-{at_once}-{index}",
-                reference.prompt_ids,
-                k=k,
-                enabled=k != 0,
-                max_tokens=NUM_TOKENS,
-            )
-            ids, _, _ = await service.generate(request)
-            return ids
-
-    return await asyncio.gather(*(one(i, reference) for i, reference in enumerate(references)))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_served_text_is_that_of_generate(
@@ -54,7 +33,7 @@ async def test_served_text_is_that_of_generate(
     async with local_service(DEMO / "target", DEMO / "draft", dtype="float32") as service:
         for at_once in (1, 8):
             for k in (0, 1, 3, 5, 8, None):
-                served = await serve_all(service, references, k, at_once)
+                served = await served_texts(service, references, k, at_once)
                 mismatches, near_ties = count_differences(references, served)
                 name = "adaptive" if k is None else k
                 with capsys.disabled():
@@ -79,7 +58,7 @@ async def test_no_free_drafter_changes_a_text(
         DEMO / "target", draft, dtype="float32", speculation=lookup
     ) as service:
         for at_once, k in ((1, 5), (8, None)):
-            served = await serve_all(service, chosen, k, at_once)
+            served = await served_texts(service, chosen, k, at_once)
             assert count_differences(chosen, served)[0] == 0
 
 

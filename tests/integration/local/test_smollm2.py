@@ -12,7 +12,7 @@ from loadtest.frame.prompts import read_kinds
 from models.fetch.known import SMOLLM2
 from models.text.tokenizer import Tokenizer
 from router.limits import SpeculationLimits
-from tests.harness.greedy_references import Reference, count_differences, generated
+from tests.harness.greedy_references import Reference, count_differences, generated, served_texts
 from tests.harness.local import LocalService, local_service, make_request
 
 NUM_PROMPTS = 40
@@ -44,34 +44,19 @@ def references() -> list[Reference]:
     return generated(SMOLLM2.folder, chat_prompts(), NUM_TOKENS)
 
 
-async def texts_of(
-    service: LocalService, prompts: list[list[int]], k: int | None, at_once: int
-) -> list[list[int]]:
-    places = asyncio.Semaphore(at_once)
-
-    async def one(index: int, prompt: list[int]) -> list[int]:
-        async with places:
-            name = f"k{k}-{at_once}-{index}"
-            request = make_request(name, prompt, k=k, enabled=k != 0, max_tokens=NUM_TOKENS)
-            ids, _, _ = await service.generate(request)
-            return ids
-
-    return await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts)))
-
-
 async def test_greedy_text_is_that_of_generate(
     references: list[Reference], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(references) == NUM_PROMPTS
     async with local_service(SMOLLM2.folder, None, dtype="float32", speculation=LOOKUP) as service:
         for k in KS:
-            served = await texts_of(service, [one.prompt_ids for one in references], k, AT_ONCE)
+            served = await served_texts(service, references, k, AT_ONCE)
             mismatches, near_ties = count_differences(references, served)
             with capsys.disabled():
                 print(f"\nk={k}: {mismatches} mismatches, {near_ties} near ties in {len(served)}")
             assert mismatches == 0
         few = references[:10]
-        served = await texts_of(service, [one.prompt_ids for one in few], 5, at_once=1)
+        served = await served_texts(service, few, 5, at_once=1)
         assert count_differences(few, served)[0] == 0
         assert await service.freed()
 

@@ -100,11 +100,6 @@ def test_a_request_keeps_its_first_right_text_unless_any_is_allowed(
     assert check_asked(other, finished('{"a": 2}'), known) == ""
 
 
-def test_a_reader_who_leaves_needs_no_end() -> None:
-    asking = Asking(Request("chat", "key", {}), leave_after=1)
-    assert check_asked(asking, answer_of(chunk("The ")), {}) == ""
-
-
 @pytest.mark.parametrize(
     ("status", "content", "complaint"),
     [

@@ -13,17 +13,18 @@ def tokens(*texts: str) -> list[Token]:
 
 @pytest.mark.parametrize(
     ("a", "b", "at"),
-    [("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("grün", "grum", 2)],
+    [
+        *(("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("grün", "grum", 2)),
+        ("x" * 100 + "a" * 100, "x" * 100 + "b" * 100, 100),
+    ],
 )
-def test_the_first_character_that_differs(a: str, b: str, at: int) -> None:
-    difference = first_difference((a, "stop"), (b, "stop"))
-    assert difference is not None
-    assert (difference.at, difference.before, difference.a, difference.b) == (
-        at,
-        a[:at],
-        a[at:],
-        b[at:],
-    )
+def test_the_first_character_that_differs_is_told_with_forty_around(
+    a: str, b: str, at: int
+) -> None:
+    found = first_difference((a, "stop"), (b, "stop"))
+    assert found is not None
+    assert (found.at, found.before) == (at, a[:at][-40:])
+    assert (found.a, found.b) == (a[at:][:40], b[at:][:40])
 
 
 def test_texts_with_the_same_end_are_the_same() -> None:
@@ -31,13 +32,6 @@ def test_texts_with_the_same_end_are_the_same() -> None:
     ended = first_difference(("abc", "stop"), ("abc", "length"))
     assert ended is not None
     assert ended.ends == ("stop", "length")
-
-
-def test_what_stands_around_is_cut() -> None:
-    difference = first_difference(("x" * 100 + "a" * 100, ""), ("x" * 100 + "b" * 100, ""))
-    assert difference is not None
-    assert difference.before == "x" * 40
-    assert (difference.a, difference.b) == ("a" * 40, "b" * 40)
 
 
 def test_the_token_that_differs_may_begin_before_the_character() -> None:
@@ -61,9 +55,6 @@ def test_a_text_that_the_other_begins_ends_at_its_last_token() -> None:
     place = place_of(3, tokens("the"), tokens("the", " river"))
     assert place is not None
     assert (place.index, place.tokens) == (1, None)
-
-
-def test_no_tokens_no_place() -> None:
     assert place_of(3, [], []) is None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from loadtest.client.cases import Case, constrained_cases, free_cases
-from loadtest.client.http import ask_once
 from loadtest.client.streams import FaultLoad
 from tests.fakes.scripted_server import Request, Script, ScriptedServer, answer, scripted_server
 
@@ -125,12 +124,6 @@ def test_a_reference_must_obey_its_schema_and_have_a_text(server: ScriptedServer
     server.script = good("")
     with pytest.raises(RuntimeError, match="reference of free: no text"):
         FaultLoad(server.url, [FREE]).prepare()
-
-
-def test_a_server_that_is_gone_is_an_error() -> None:
-    with scripted_server(good()) as scripted:
-        pass
-    assert "ConnectError" in ask_once(scripted.url, FREE.body).error
 
 
 def test_waits_are_found_by_when_they_were_and_whose(server: ScriptedServer) -> None:

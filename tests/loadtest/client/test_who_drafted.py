@@ -33,6 +33,9 @@ def test_k_is_a_number_and_shares_are_by_who_drafted() -> None:
     drafts = WhoDrafted()
     drafts.take("chat", answer({"draft_model": 6, "suffix": 4}, {"draft_model": 5}))
     drafts.take("record", answer({"forced": 30}, {"forced": 30}))
+    further = WhoDrafted()
+    further.take("chat", answer({"tiny": 3, "ngram": 1, "heads": 2}, {}))
+    assert further.content()["whole"]["draft_model_share"] == 0.5, "tiny is a draft model"
     content = drafts.content()
     assert content["kinds"]["chat"]["k"] == 2.5
     assert content["kinds"]["chat"]["acceptance"] == 0.5
@@ -46,12 +49,6 @@ def test_k_is_a_number_and_shares_are_by_who_drafted() -> None:
     assert chat.split() == ["chat", "2.50", "50%", "6", "0", "4"]
     assert record.split() == ["record", "7.50", "100%", "0", "30", "0"]
     assert whole.split() == ["all", "5.00", "88%", "6", "30", "4"]
-
-
-def test_a_further_draft_model_is_a_draft_model() -> None:
-    drafts = WhoDrafted()
-    drafts.take("chat", answer({"tiny": 3, "ngram": 1, "heads": 2}, {}))
-    assert drafts.content()["whole"]["draft_model_share"] == 0.5
 
 
 def test_where_the_draft_model_drafts_little_the_planners_reason_is_told() -> None:
@@ -69,26 +66,3 @@ def test_where_the_draft_model_drafts_little_the_planners_reason_is_told() -> No
     assert "a draft step took 0.42 ms, a pass of the target 0.80 ms" in words
     assert "A step that long beside a pass hardly pays" in words
     assert words.endswith("With --k 4 the draft model drafts whether it pays or not.")
-
-
-def test_where_steps_are_short_fewer_users_are_advised() -> None:
-    drafts = WhoDrafted()
-    short = why(0, 2.0, 3.0) | {"step_ms": 0.1}
-    drafts.take("chat", answer({"suffix": 98}, {}, short))
-    assert "fewer users (-u 1)" in drafts.in_words()
-    alone = WhoDrafted()
-    alone.take(
-        "chat", answer({"suffix": 98}, {}, why(0, 2.0, 3.0) | {"step_ms": 0.1, "num_sessions": 1})
-    )
-    assert "fewer users" not in alone.in_words()
-    assert "With 1 request at once" in alone.in_words()
-
-
-def test_a_server_that_tells_nothing_is_asked_for_no_details() -> None:
-    drafts = WhoDrafted()
-    drafts.take("chat", Answer())
-    assert not drafts.wants_details
-    assert list(drafts.lines()) == ["The server does not say who drafted."]
-    for _ in range(4):
-        drafts.take("chat", answer({}, {}))
-    assert drafts.wants_details

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from loadtest.client.shapes import Arrival, Ramp, Spike, read_trace
@@ -47,29 +46,20 @@ def test_shared_prompts_begin_alike_and_are_long() -> None:
     assert len(prompts.pop().split()) == 100
 
 
-def test_every_schema_is_one() -> None:
-    for number in range(8):
-        schema = workload().record(number).schema
-        assert schema is not None
-        jsonschema.Draft202012Validator.check_schema(schema)
-
-
-def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(ValueError, match=r"kind must be one of chat.*got 'cat'"):
-        workload().of_kind("cat", 1)
-
-
 # --- when users come
 
 
-def test_a_ramp_rises_and_holds_and_ends() -> None:
-    ramp = Ramp(users=10, rise_s=20, hold_s=10)
-    assert [ramp.users_at(time_s) for time_s in (0, 1, 10, 20, 29, 30)] == [1, 1, 5, 10, 10, None]
-
-
-def test_a_spike_is_the_middle_third() -> None:
-    spike = Spike(users=4, factor=3, length_s=30)
-    assert [spike.users_at(time_s) for time_s in (0, 9, 10, 19, 20, 30)] == [4, 4, 12, 12, 4, None]
+@pytest.mark.parametrize(
+    ("shape", "users"),
+    [
+        (Ramp(users=10, rise_s=20, hold_s=10), {0: 1, 1: 1, 10: 5, 20: 10, 29: 10, 30: None}),
+        (Spike(users=4, factor=3, length_s=30), {0: 4, 9: 4, 10: 12, 19: 12, 20: 4, 30: None}),
+    ],
+)
+def test_a_ramp_rises_and_holds_and_a_spike_is_the_middle_third(
+    shape: Ramp | Spike, users: dict[int, int | None]
+) -> None:
+    assert {time_s: shape.users_at(time_s) for time_s in users} == users
 
 
 def test_a_trace_is_read_in_order_of_time(tmp_path: Path) -> None:

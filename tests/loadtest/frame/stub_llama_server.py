@@ -1,7 +1,6 @@
 """Stands in for llama-server in tests: its /health and /completion as far as a client sees them.
 
-Answers the token after the last of the prompt, and so on. `--spec-type refuse` answers 400, and
-`--spec-type die` ends at once.
+Answers the token after the last of the prompt, and so on. `--spec-type refuse` answers 400.
 """
 
 from __future__ import annotations
@@ -49,6 +48,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    if option("--spec-type") == "die":
-        sys.exit("unknown speculative type")
     HTTPServer(("127.0.0.1", int(option("--port"))), Handler).serve_forever()

@@ -18,14 +18,6 @@ IN_PROCESS = [
 ]
 
 
-def test_the_list_has_every_question(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
-    printed = capsys.readouterr().out
-    assert all(
-        f"{name} " in printed and one.question in printed for name, one in EXPERIMENTS.items()
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_an_experiment_runs(name: str, tmp_path: Path) -> None:
@@ -45,17 +37,6 @@ def test_an_experiment_runs(name: str, tmp_path: Path) -> None:
     assert output.with_suffix(".png").stat().st_size > 1000
 
 
-def test_prompts_of_a_user_are_asked(tmp_path: Path) -> None:
-    prompts = tmp_path / "mine.jsonl"
-    prompts.write_text(
-        '{"task": "cities", "messages": [{"role": "user", "content": "Name one."}]}\n'
-    )
-    output = tmp_path / "record.json"
-    words = f"speed --quick --prompts {prompts} --way k=0 k=3 --threads 1 --output {output}"
-    assert main(words.split()) == 0
-    assert {row["workload"] for row in json.loads(output.read_text())["samples"]} == {"cities"}
-
-
 def test_a_run_that_was_cut_goes_on_with_the_same_settings_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,23 +49,6 @@ def test_a_run_that_was_cut_goes_on_with_the_same_settings_only(
     with pytest.raises(SystemExit):
         main([*words, "--resume", "--tokens", "3"])
     assert "tokens = None, not 3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("forced --workload lists", "--workload: must be among order, long keys"),
-        ("forced --pair nowhere", "pair 'nowhere': target/config.json is missing"),
-        ("quantized-passes --prompts demo", "quantized-passes asks for no prompts"),
-        ("", "an experiment is needed, or a trial"),
-    ],
-)
-def test_options_that_name_nothing_are_refused(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(words.split())
-    assert message in capsys.readouterr().err
 
 
 def test_a_study_asks_a_users_prompts_at_each_temperature_of_each_draft(

@@ -7,8 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from loadtest.frame.experiment import Experiment, Result, Terms, measure, table
 from loadtest.frame.pairs import find_models
 from loadtest.frame.runs import Answer, Ask, Run
@@ -136,12 +134,6 @@ def test_lines_of_its_own_run_by_turns_after_one_that_does_not_count() -> None:
         ("own", "b", {"ms": [4.0, 5.0]}),
     ]
     assert table(result.rows)[0].endswith("times a |")
-
-
-@pytest.mark.parametrize("name", ["nothing-here", "x=tests"])
-def test_a_pair_that_is_not_here_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"pair '{name}': target/config\.json is missing"):
-        find_models(name)
 
 
 def test_only_cells_that_are_named_are_run_and_ways_only_on_their_stages() -> None:

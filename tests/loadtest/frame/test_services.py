@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from deployments.config.serve_file import read_serve_text
-from loadtest.__main__ import main
 from loadtest.experiments.registry import EXPERIMENTS
 from loadtest.frame.pairs import find_models
 from loadtest.frame.runs import Ask, Run
@@ -34,6 +33,8 @@ async def test_a_services_answers_do_not_depend_on_the_way_and_are_counted() -> 
         plain, drafted = await asyncio.to_thread(
             ask_all, target.root_url, Way(k=0), Way(k=4, drafter="draft_model")
         )
+        with pytest.raises(ValueError, match="somebody else's service has its own"):
+            await asyncio.to_thread(ask_all, target.root_url, HEADS_ALONE)
     assert plain.contents == drafted.contents
     assert plain.contents[0] != plain.contents[1]  # two seeds
     assert plain.num_tokens == drafted.num_tokens == 48
@@ -41,14 +42,6 @@ async def test_a_services_answers_do_not_depend_on_the_way_and_are_counted() -> 
     assert drafted.stats.num_accepted_by["draft_model"] > 0
     assert drafted.stats.num_rounds == 48 - drafted.stats.num_accepted_draft_tokens
     assert all(one.began_s < one.first_s <= one.ended_s for one in drafted.answers)
-
-
-async def test_a_way_that_needs_another_config_is_refused() -> None:
-    async with demo_over_http() as target:
-        with pytest.raises(ValueError, match="somebody else's service has its own"):
-            await asyncio.to_thread(
-                ask_all, target.root_url, Way(target={"heads": "models/demo/mtp"})
-            )
 
 
 SUFFIX = Way(speculation={"method": "suffix", "suffix_decoding_max_tree_depth": 24})
@@ -73,11 +66,3 @@ def test_a_service_of_other_models_has_a_config_that_is_served(
     names = {placement.name for placement in served.placements}
     assert names == {"Router", "Target", "Constraint", *drafts}
     assert served.config.target.heads == way.target.get("heads")
-
-
-def test_an_experiment_that_asks_no_service_refuses_a_url(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["forced", "--url", "http://127.0.0.1:1"])
-    assert "--url: forced asks at most one service" in capsys.readouterr().err

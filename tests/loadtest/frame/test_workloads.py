@@ -12,7 +12,7 @@ from loadtest.frame.pairs import find_models
 from loadtest.frame.runs import Ask
 from loadtest.frame.stages import EngineStage, TurningPool
 from loadtest.frame.ways import Way
-from loadtest.frame.workloads import exact, mixed, turning, varied
+from loadtest.frame.workloads import exact, mixed, turning
 
 MODELS = find_models("demo")
 
@@ -38,12 +38,6 @@ def test_mixed_traffic_has_kinds_temperatures_and_arrivals_of_all_sorts() -> Non
     assert sorted({ask.pause_s for ask in asks[:4]}) == [ask.pause_s for ask in asks[:4]]
     assert len({ask.prompt_ids for ask in asks}) == 14
     assert asks == mixed(numbered)(terms)
-
-
-def test_lengths_and_temperatures_are_varied() -> None:
-    terms = Terms(count=2, tokens=40, turn=0, models=MODELS)
-    asks = varied(exact("story", numbered), tokens=8, temperature=0.7)(terms)
-    assert {(ask.max_tokens, ask.temperature) for ask in asks} == {(8, 0.7)}
 
 
 class NamedPool:

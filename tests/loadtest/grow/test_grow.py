@@ -8,30 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loadtest.frame.references import load_reference
 from loadtest.grow.__main__ import main
-from loadtest.grow.checkpoint import count_parameters, grow_checkpoint
+from loadtest.grow.checkpoint import grow_checkpoint
 from loadtest.grow.noise_fit import (
     coupled_acceptance,
     fit_noise,
     last_states,
-    max_logit_difference,
     measure_agreement,
     perturbed_head,
 )
 from loadtest.grow.pair_texts import Text, draw_texts
+from loadtest.grow.presets import PRESETS
 from loadtest.grow.source import Source, check_size
-from models.config import EngineConfig
-from models.demo.data.chat import ask
-from models.demo.data.concepts import held_out_sets, prompt_of
-from models.distill.answers import written
 from models.distill.losses import coupled
-from models.engine.runner import ModelRunner, SequenceRows
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "target"
+WEIGHTS = "model.safetensors"
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 2, 38, 46]
 
 # What is grown of a source of 2 layers, 64 hidden, FFN 176, 4 heads on 2 key heads.
@@ -95,71 +90,6 @@ def test_bfloat16_keeps_the_function_where_norms_are_halved(make_tiny_llama, tmp
     torch.testing.assert_close(logits(tmp_path), logits(source.path), rtol=1e-4, atol=1e-4)
 
 
-def test_text_is_the_same_in_transformers_and_in_our_engine(tiny_source, tmp_path):
-    size = replace(tiny_source.size, **GROWTHS["everything"])
-    grow_checkpoint(tiny_source, tmp_path, size, seed=3)
-    num_tokens = 24
-    options = {"do_sample": False, "max_new_tokens": num_tokens, "eos_token_id": None}
-    texts = []
-    for path in (tiny_source.path, tmp_path):
-        ids = torch.tensor([PROMPT])
-        output = load_reference(path, "float32").generate(
-            ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options
-        )
-        texts.append(output[0].tolist())
-    assert texts[0] == texts[1]
-    assert len(set(texts[0])) > num_tokens / 2
-    runner = ModelRunner(
-        EngineConfig(
-            model_path=str(tmp_path),
-            dtype="float32",
-            max_model_len=64,
-            kv_cache_tokens=64,
-            num_threads=1,
-        )
-    )
-    table = runner.pool.new_table()
-    table.resize(64)
-    text, start = list(PROMPT), 0
-    for _ in range(num_tokens):
-        rows = SequenceRows(table, start, text[start:], 1)
-        start = len(text)
-        text.append(int(runner.forward([rows])[0].argmax()))
-    assert text == texts[0]
-
-
-def test_a_head_of_its_own_stands_apart_from_the_embedding(tiny_source, tmp_path):
-    head = perturbed_head(tiny_source.lm_head, 0.5, seed=1)
-    size = replace(tiny_source.size, hidden_size=256)
-    grow_checkpoint(tiny_source, tmp_path / "own", size, seed=3)
-    grow_checkpoint(tiny_source, tmp_path / "other", size, seed=3, lm_head=head)
-    own, other = Source.load(tmp_path / "own"), Source.load(tmp_path / "other")
-    assert own.config.tie_word_embeddings
-    assert not other.config.tie_word_embeddings
-    text = Text(PROMPT[:3], PROMPT[3:], is_sampled=False)
-    states = last_states(load_reference(tiny_source.path, "float32"), [text])
-    grown = load_reference(other.path, "float32")
-    assert max_logit_difference(states, head, grown, [text]) < 1e-4
-    assert max_logit_difference(states, tiny_source.lm_head, grown, [text]) > 0.1
-    for source, tied in ((own, True), (other, False)):
-        model = AutoModelForCausalLM.from_pretrained(source.path)
-        assert count_parameters(tiny_source, size, tied=tied) == model.num_parameters()
-
-
-def test_weights_without_effect_are_random_by_seed(tiny_source, tmp_path):
-    size = replace(tiny_source.size, **GROWTHS["everything"])
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        grow_checkpoint(tiny_source, tmp_path / name, size, seed=seed)
-    first, same, other = (Source.load(tmp_path / name).weights for name in "abc")
-    assert all(torch.equal(first[name], same[name]) for name in first)
-    name = "model.layers.1.mlp.up_proj.weight"
-    assert not torch.equal(first[name], other[name])
-    num_zeros = sum(int((weight == 0).sum()) for weight in first.values())
-    writing = [w for n, w in first.items() if "o_proj" in n or "down_proj" in n or "embed" in n]
-    assert 0 < num_zeros <= sum(weight.numel() for weight in writing)
-    assert (first[name] == 0).float().mean() < 0.01
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -191,46 +121,33 @@ def test_too_few_key_heads_for_smaller_groups_are_refused(make_tiny_llama):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "file", "message"),
     [
-        ({"attention_bias": True}, "has biases"),
-        ({"mlp_bias": True}, "has biases"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "has quantised weights"),
-        ({"model_type": "qwen2"}, "is of model type 'qwen2'; only 'llama' is known"),
+        ({"attention_bias": True}, WEIGHTS, "has biases"),
+        ({"mlp_bias": True}, WEIGHTS, "has biases"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            WEIGHTS,
+            "has quantised weights",
+        ),
+        ({"model_type": "qwen2"}, WEIGHTS, "is of model type 'qwen2'; only 'llama' is known"),
         (
             {"intermediate_size": 177},
+            WEIGHTS,
             r"mlp.down_proj.weight' .* shape \[64, 177\], got \[64, 176\]",
         ),
-        ({"num_hidden_layers": 3}, r"layers.2.* should have shape .*, got none"),
-        ({"num_hidden_layers": 1}, r"layers.1.* should have shape none, got "),
+        ({"num_hidden_layers": 3}, WEIGHTS, r"layers.2.* should have shape .*, got none"),
+        ({"num_hidden_layers": 1}, WEIGHTS, r"layers.1.* should have shape none, got "),
+        ({}, "part.safetensors", r"has neither model\.safetensors nor"),
     ],
     ids=str,
 )
-def test_sources_that_are_not_understood_are_refused(tiny_source, tmp_path, changes, message):
-    weights = tiny_source.path / "model.safetensors"
+def test_sources_that_are_not_understood_are_refused(tiny_source, tmp_path, changes, file, message):
     config = json.loads((tiny_source.path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    (tmp_path / "model.safetensors").symlink_to(weights)
+    (tmp_path / file).symlink_to(tiny_source.path / WEIGHTS)
     with pytest.raises(ValueError, match=message):
         Source.load(tmp_path)
-
-
-def test_missing_files_are_named(tiny_source, tmp_path):
-    with pytest.raises(ValueError, match="'nowhere' is not a directory"):
-        Source.load(Path("nowhere"))
-    (tmp_path / "config.json").write_bytes((tiny_source.path / "config.json").read_bytes())
-    save_file({"x": torch.zeros(1)}, tmp_path / "part.safetensors")
-    with pytest.raises(ValueError, match=r"has neither model\.safetensors nor"):
-        Source.load(tmp_path)
-
-
-def test_a_source_may_come_in_shards(tiny_source, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(tiny_source.path, dtype=torch.float32)
-    model.save_pretrained(tmp_path, max_shard_size="100KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    weights = Source.load(tmp_path).weights
-    assert weights.keys() == tiny_source.weights.keys()
-    assert all(torch.equal(weights[name], tiny_source.weights[name]) for name in weights)
 
 
 @dataclass(frozen=True)
@@ -258,7 +175,7 @@ def test_texts_are_what_the_model_writes(fitted):
         assert (tokens.tolist() == text.reply) != text.is_sampled
 
 
-@pytest.mark.parametrize("acceptance", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("acceptance", [0.5, 0.8, 0.95, 1.0])
 def test_noise_gives_the_agreement_that_was_asked_for(fitted, acceptance):
     source, states = fitted.source, fitted.states
     fit = fit_noise(states, source.lm_head, acceptance, tolerance=0.01, seed=3)
@@ -266,14 +183,8 @@ def test_noise_gives_the_agreement_that_was_asked_for(fitted, acceptance):
     head = perturbed_head(source.lm_head, fit.noise, 3)
     best = [(states @ weights.float().T).argmax(dim=-1) for weights in (source.lm_head, head)]
     assert float((best[0] == best[1]).double().mean()) == pytest.approx(fit.greedy_agreement)
+    assert torch.equal(head, source.lm_head) == (fit.noise == 0.0) == (acceptance == 1.0)
     assert fit == fit_noise(states, source.lm_head, acceptance, tolerance=0.01, seed=3)
-
-
-def test_full_acceptance_needs_no_noise(fitted):
-    source, states = fitted.source, fitted.states
-    fit = fit_noise(states, source.lm_head, 1.0, tolerance=0.01, seed=3)
-    assert fit.noise == 0.0
-    assert torch.equal(perturbed_head(source.lm_head, fit.noise, 3), source.lm_head)
 
 
 def test_coupled_acceptance_is_that_of_draws_but_for_unlikely_tokens():
@@ -347,32 +258,6 @@ def test_the_command_makes_a_pair(tmp_path, capsys):
         assert len(modes) == 1
 
 
-@pytest.mark.day(2)
-def test_the_command_grows_the_pair_for_concept_sets_by_a_preset(tmp_path):
-    """The new pair is a source as the demo's is, and its own prompts are what is measured."""
-    source = DEMO.parent / "concepts" / "target"
-    words = ["--source", str(source), "--preset", "67m-9m", "--kind", "concepts"]
-    main([*words, "--output", str(tmp_path), "--texts", "4", "--tokens", "24", "--check"])
-    record = json.loads((tmp_path / "pair.json").read_text())
-    assert record["target"]["num_parameters"] == pytest.approx(67e6, rel=0.01)
-    assert record["draft"]["num_parameters"] == pytest.approx(9e6, rel=0.1)
-    assert max(record["max_logit_difference"].values()) < 1e-3
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    chats = [ask(prompt_of(concepts), "").prompt for concepts in held_out_sets(6, seed=8)]
-    texts = []
-    for path in (source, tmp_path / "target"):
-        model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-        texts.append([written(model, [tokenizer(chat)["input_ids"]], 48) for chat in chats])
-    assert texts[0] == texts[1]
-    assert all(reply[-1] == tokenizer.eos_token_id for [reply] in texts[0])
-
-
-def test_the_command_grows_a_single_checkpoint(tmp_path):
-    main(["--output", str(tmp_path), "--target-only", "--layers", "12"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pair.json", "target"]
-    assert Source.load(tmp_path / "target").size.num_hidden_layers == 12
-
-
 def test_the_command_grows_a_further_draft_for_targets_of_its_source(tmp_path):
     words = ["--draft-only", "--draft-layers", "9", "--acceptance", "0.7", "--texts", "4"]
     main(["--output", str(tmp_path), *words, "--tokens", "24", "--check"])
@@ -383,29 +268,6 @@ def test_the_command_grows_a_further_draft_for_targets_of_its_source(tmp_path):
     assert record["draft"]["fit"]["greedy_agreement"] == pytest.approx(0.7, abs=0.05)
     assert 0.4 < record["measured"]["greedy_agreement"] < 0.95
     assert set(record["max_logit_difference"]) == {"draft"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layers", "4"], "num_hidden_layers must be at least the source's 8, got 4"),
-        (["--draft-heads", "5"], "hidden_size must be a multiple of num_attention_heads (5)"),
-        (["--layers", "0"], "argument --layers: must be at least 1, got 0"),
-        (["--acceptance", "2"], "acceptance must be above 0 and at most 1, got 2.0"),
-        (["--source", "nowhere"], "source 'nowhere' is not a directory"),
-        (
-            ["--texts", "1", "--tokens", "3000"],
-            "the texts leave -952 tokens of the model's context for prompts",
-        ),
-    ],
-    ids=lambda value: "".join(value) if isinstance(value, list) else "",
-)
-def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path, capsys, options, message):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--output", str(tmp_path), *options])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_overwrites_nothing(tmp_path, capsys):
@@ -420,20 +282,19 @@ def test_presets_of_one_function_share_their_target(tmp_path):
     small = ["--preset", "a80-c1", "--layers", "4", "--hidden-size", "128", "--heads", "4"]
     small += ["--kv-heads", "4", "--intermediate-size", "352", "--texts", "4", "--tokens", "24"]
     for name, acceptance in (("one", "0.8"), ("other", "0.6")):
-        main(
-            [
-                *small,
-                "--acceptance",
-                acceptance,
-                "--tolerance",
-                "0.05",
-                "--output",
-                f"{tmp_path / name}",
-            ]
-        )
+        words = ["--acceptance", acceptance, "--tolerance", "0.05"]
+        main([*small, *words, "--output", str(tmp_path / name)])
     targets = {(tmp_path / name / "target").resolve() for name in ("one", "other")}
     assert targets == {tmp_path / "scenario-target"}
     heads = [Source.load(tmp_path / name / "draft").lm_head for name in ("one", "other")]
     assert not torch.equal(*heads)
     record = json.loads((tmp_path / "other" / "pair.json").read_text())
     assert record["draft"]["fit"]["greedy_agreement"] == pytest.approx(0.6, abs=0.05)
+
+
+def test_the_sources_of_presets_can_be_grown_to_their_sizes():
+    for preset in PRESETS.values():
+        source = Source.load(preset.source)
+        for size in (preset.target, preset.draft):
+            check_size(source, size)
+    assert PRESETS["a95-c1"].draft == Source.load(PRESETS["a95-c1"].source).size

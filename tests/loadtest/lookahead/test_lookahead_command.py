@@ -109,22 +109,3 @@ def test_distinct_counts_n_grams_of_all_texts() -> None:
     assert distinct(["a b a", "a b"], 1) == 2 / 5
     assert distinct(["a b a", "a b"], 2) == 2 / 3
     assert distinct(["a"], 2) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        ("compare --draft x", "give its target too"),
-        ("compare --target models/demo/target", "needs a draft beside it"),
-        ("compare --pair models/demo --pair models/demo", "one pair at a time"),
-        ("compare --pair nowhere", "target/config.json is missing"),
-        ("verification --temperature 0 --prompts 1", "must be above 0"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    words: str, refusal: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit):
-        main(words.split())
-    assert refusal in capsys.readouterr().err

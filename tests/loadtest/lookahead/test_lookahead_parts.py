@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.api.lookahead.fields import LookaheadOptions
-from loadtest.lookahead.compare import claims_of, ratio_to, tables_of
+from loadtest.lookahead.compare import claims_of, ratio_to
 from loadtest.lookahead.drafts import machine_of, price_ms
 from loadtest.lookahead.runs import Text
 from loadtest.lookahead.tasks import TASKS
@@ -83,18 +83,6 @@ def test_claims_are_of_satisfaction_and_speed_within_a_table(
     assert [claim.is_met for claim in claims_of("gain", lines)] == are_met
 
 
-def test_each_table_has_a_baseline_that_commits_as_much() -> None:
-    tables = tables_of(Terms(length=5), (0.5, 0.4), (0.0, 1.0))
-    for name, commit in (("paper", "token"), ("gain", "gain"), ("as recommended", "gain")):
-        ways = tables[name].ways()
-        assert ways[CDLH].commit == ways[CDSL].commit == commit
-        assert ways[CDLH].length == ways[CDSL].length
-        assert ways[CDLH].candidates == ways[CDSL].candidates
-    paper = tables["paper"]
-    assert (paper.acceptance, paper.accept_threshold, paper.reward_threshold) == ("paper", 0.5, 0.4)
-    assert tables["gain"].acceptance == "gain"
-
-
 def test_what_is_recommended_is_what_a_request_gets_that_says_nothing() -> None:
     asked = Terms().lookahead({"kind": "words"})
     options = LookaheadOptions(method="cdsl", reward={"kind": "words"})
@@ -161,12 +149,3 @@ def test_the_tuner_wants_enough_satisfaction_first_and_then_the_lowest_cost() ->
         (4, 0.0),
         (4, 1.0),
     ]
-
-
-def test_what_is_asked_for_goes_into_the_request() -> None:
-    ways = Terms(length=5, commit="token").ways()
-    assert ways[GREEDY].lookahead({"kind": "words"}) is None
-    cdlh = ways[CDLH].lookahead({"kind": "words"})
-    assert cdlh is not None
-    assert (cdlh["method"], cdlh["commit"], cdlh["length"]) == ("cdlh", "token", 5)
-    assert "accept_threshold" not in cdlh

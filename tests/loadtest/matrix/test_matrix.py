@@ -90,18 +90,6 @@ def test_a_difference_is_a_problem(asked: Any, monkeypatch: pytest.MonkeyPatch) 
     assert scene.problems == ["free, streamed: why"]
 
 
-def test_an_answer_that_cannot_be_read_is_no_wrong_option(
-    asked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def found(client: Any, parameter: str, seed: int) -> list[Cell]:
-        json.loads("<html>")
-        raise AssertionError
-
-    monkeypatch.setattr(trial, "run_parameter", found)
-    with pytest.raises(RuntimeError, match="an answer cannot be read: Expecting value"):
-        asked(Parameter, way="n").happen(scene_of())
-
-
 @pytest.mark.parametrize(("num_finished", "is_met"), [(8, True), (7, False)])
 def test_broken_texts_are_problems_and_few_ends_miss_a_claim(
     asked: Any, monkeypatch: pytest.MonkeyPatch, num_finished: int, is_met: bool

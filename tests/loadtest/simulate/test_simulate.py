@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from loadtest.__main__ import main
 from loadtest.simulate.scenarios import FIXED_LENGTHS, Scenario, run, scenarios
 
 SECONDS = 20.0
@@ -63,16 +59,3 @@ def test_a_run_is_a_function_of_its_seed() -> None:
     one = run(scenario("cpu-demo mixed", 4), "joint", seconds=3.0, seed=1)
     assert one == run(scenario("cpu-demo mixed", 4), "joint", seconds=3.0, seed=1)
     assert one != run(scenario("cpu-demo mixed", 4), "joint", seconds=3.0, seed=2)
-
-
-def test_the_experiment_has_a_row_for_each_way(tmp_path: Path) -> None:
-    output = tmp_path / "simulated.json"
-    cell = ["--workload", "gpu a=0.9", "--batch", "1", "--way", "k=0", "k=4", "adaptive"]
-    assert main(["simulated", *cell, "--output", str(output)]) == 0
-    found = json.loads(output.read_text())
-    plain, fixed, adaptive = found["samples"]
-    assert [row["way"] for row in (plain, fixed, adaptive)] == ["k=0", "k=4", "adaptive"]
-    assert plain["runs"]["mean_k"] == [0.0, 0.0]
-    assert adaptive["runs"]["mean_k"][0] > 2
-    assert fixed["runs"]["tokens_per_s"][0] > plain["runs"]["tokens_per_s"][0]
-    assert len(found["claims"]) == 2

@@ -34,27 +34,19 @@ def refusal(**changes: object) -> str:
     return json.dumps({"error": {**NAMED, **changes}})
 
 
-def test_large_bodies_are_just_within_the_limit_and_all_different() -> None:
-    attacks = large_bodies("m", LIMIT_BYTES)
-    assert len({attack.body for attack in attacks}) == 5
-    for attack in attacks:
+def test_attacks_are_as_large_as_they_may_be_and_all_different() -> None:
+    bodies, schemas = large_bodies("m", LIMIT_BYTES), hostile_schemas("m")
+    assert len({attack.body for attack in bodies}) == 5
+    for attack in bodies:
         assert 0.8 * LIMIT_BYTES < len(attack.body) <= LIMIT_BYTES, attack.name
         json.loads(attack.body)
-
-
-def test_schemas_are_small_and_all_different() -> None:
-    attacks = hostile_schemas("m")
-    assert len({attack.body for attack in attacks}) == 100
-    assert max(len(attack.body) for attack in attacks) < 1000
+    assert len({attack.body for attack in schemas}) == 100
+    assert max(len(attack.body) for attack in schemas) < 1000
     assert 45_000 < len(ordinary_schema("m").body) < 65_536
-
-
-def test_logprob_requests_ask_for_all_there_is() -> None:
     [beyond], [fitting] = logprob_requests("m"), fitting_logprob_requests("m", 1024)
-    assert len(json.loads(beyond.body)["prompt"]) == 32_768
-    assert not beyond.may_be_served
-    assert len(json.loads(fitting.body)["prompt"]) == 1023
-    assert fitting.may_be_served
+    lengths = [len(json.loads(one.body)["prompt"]) for one in (beyond, fitting)]
+    assert lengths == [32_768, 1023]
+    assert (beyond.may_be_served, fitting.may_be_served) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Goodput, and what is asked of an overloaded service, on answers made up for it."""
+"""Goodput, and what is asked of a service that is overloaded, by one client or by all.
+
+Where a service is asked, routes, keys and admission are the real ones; the engines are a script.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.api.keys import ApiKeys
 from deployments.config.applications import IMPORT_PATH
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
@@ -21,7 +28,9 @@ from loadtest.client.arrivals import SUSTAINED, Sent, Timing, arrivals, measure,
 from loadtest.client.client import LoadClient, Reply
 from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Workload
 from loadtest.experiments.crowds import OVERLOAD
+from loadtest.experiments.tenants import TENANTS, write_keys
 from loadtest.trial.scene import Scene, Terms
+from loadtest.trial.trial import Place
 from tests.fakes.http import ScriptedGenerator
 from tests.fakes.scripted_server import answer, scripted_server
 from tests.harness.http_clients import served
@@ -222,25 +231,33 @@ def records() -> dict[int, list[str]]:
     return answers
 
 
+@contextmanager
+def behind_admission(
+    folder: Path, generator: ScriptedGenerator, *, keys: Path | None = None, **limits: Any
+) -> Iterator[tuple[str, Path]]:
+    """Serve a script behind `AdmissionControl` with these limits; yield its URL and its config."""
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}))
+    admission = AdmissionControl(on_load=metrics.set_load, **limits)
+    args = "{target: {model_path: x}, router: {model_name: tiny}}"
+    config = folder / "config.yaml"
+    config.write_text(f"applications: [{{name: a, import_path: {IMPORT_PATH}, args: {args}}}]")
+    parts = {"slot": admission.slot, "metrics": metrics.text}
+    api_keys = None if keys is None else ApiKeys(keys)
+    with served(generator, **parts, api_keys=api_keys) as url:
+        yield url, config
+
+
 @pytest.mark.day(0)
 def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path) -> None:
-    """Routes and admission are the real ones; the engines are a script of 0.3 s an answer."""
-    metrics = RequestMetrics(Meters({"model_name": "tiny"}))
     generator = ScriptedGenerator(delay_s=0.1, texts_of=records())
-    admission = AdmissionControl(
-        max_sessions=2, max_queued=4, queue_wait_s=2.0, on_load=metrics.set_load
-    )
-    config = tmp_path / "config.yaml"
-    args = "{target: {model_path: x}, router: {model_name: tiny}}"
-    entry = f"{{name: a, import_path: {IMPORT_PATH}, args: {args}}}"
-    config.write_text(f"applications: [{entry}]")
     output = tmp_path / "overload.json"
     terms = (
         "first_rate=2 step=10 factors=10 settle_s=0.5 measured_s=2 max_tokens=20 "
         "record_max_tokens=90 shared_words=10 goodput_loss=0.9 refusal_limit_s=60 "
         "late_limit_s=60"  # which a busy machine is
     )
-    with served(generator, slot=admission.slot, metrics=metrics.text) as url:
+    limits = {"max_sessions": 2, "max_queued": 4, "queue_wait_s": 2.0}
+    with behind_admission(tmp_path, generator, **limits) as (url, config):
         words = ["overload", "--url", url, "--config", str(config), "--output", str(output)]
         assert main([*words, "--set", *terms.split()]) == 0
     found = json.loads(output.read_text())
@@ -256,3 +273,34 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
     assert last["peak_running"] == 2
     assert last["peak_waiting"] <= 4
     assert output.with_suffix(".png").stat().st_size > 5_000
+
+
+BLOCK_S = 0.2  # each of the three of an answer
+TERMS = {
+    **TENANTS.terms,
+    **{"rounds": 1, "seconds": 4.0, "settle_s": 0.5, "rate": 1.5, "at_once": 8, "long_tokens": 20},
+}
+
+
+@pytest.mark.day(2)
+def test_who_asks_for_all_is_waited_for_and_who_may_not_have_it_is_not(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", {"modest": "", "greedy": "", "limited": "sessions=2"})
+    generator = ScriptedGenerator(delay_s=BLOCK_S)
+    limits = {"max_sessions": 4, "max_queued": 64, "queue_wait_s": 60.0}
+    with behind_admission(tmp_path, generator, keys=keys, **limits) as (url, config):
+        trial = replace(TENANTS, place=Place(is_watched=False), config=str(config))
+        found = trial.run(Scene(terms=Terms(**TERMS), urls=[url]))
+    assert found.problems == []
+    first_s = {row["way"]: row["runs"]["first_text_p95_s"][0] for row in found.rows}
+    assert list(first_s) == ["alone", "beside a greedy client", "beside a limited client"]
+    # With all places taken, one is free every quarter of an answer, at the earliest.
+    assert first_s["beside a greedy client"] > first_s["alone"] + BLOCK_S / 2
+    assert first_s["beside a limited client"] < first_s["beside a greedy client"] - BLOCK_S / 4
+    running = {row["way"]: row["runs"]["peak_running"][0] for row in found.rows}
+    assert running["beside a greedy client"] == 4
+    answers = [event["answers"] for event in found.extra["events"][1:]]
+    assert [set(each) for each in answers] == [{"a long answer: 200"}] * 2
+    [greedy, limited] = [each["a long answer: 200"] for each in answers]
+    assert greedy > limited > 0
+    claims = list(trial.claims[0](found.rows, Terms(**TERMS)))
+    assert [claim.goal for claim in claims] == [1.5, 1.5]

@@ -63,26 +63,3 @@ async def test_drafts_leave_every_text_as_it_is(tmp_path: Path) -> None:
     assert drafted["B"] == 0
     assert tokens["A"] == tokens["B"] > 15 * 4 * 10
     assert result["unanswered"] == []
-
-
-@pytest.mark.timeout(300)
-async def test_other_seeds_are_found_at_their_tokens_and_nothing_else_is(tmp_path: Path) -> None:
-    terms = {"b_body": '{"seed": 5}', "crowds": 2, "temperatures": "0,1"}
-    async with two_demos() as urls:
-        status, result = await ask(tmp_path, urls, tasks="story,question", **terms)
-    assert status == 1
-    assert result["fates"] == {"same": 2, "differs": 2}  # greedy texts have no seed
-    assert len(result["differences"]) == 2
-    for sample in result["differences"]:
-        assert "temperature 1" in sample["question"]
-        place = sample["place"]
-        assert place["source"] == "logprobs"
-        assert 0 <= place["index"] < 24
-        texts = zip((sample["a"], sample["b"]), place["tokens"], strict=True)
-        assert any(holds(sample["before"], text, token) for text, token in texts)
-
-
-def holds(before: str, text: str, token: str) -> bool:
-    """Whether the token stands where the first character of `text` is."""
-    starts = range(max(0, len(before) - len(token) + 1), len(before) + 1)
-    return any((before + text).startswith(token, start) for start in starts)

@@ -19,9 +19,8 @@ from loadtest.client.users import Users
 from loadtest.client.workload import Workload
 from loadtest.experiments.crowds import SOAK, Vitals, report_vitals
 from loadtest.report.machine import ROOT
-from loadtest.service.attached import attach
-from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, capacity, gauges, limits
-from loadtest.service.memory import MIB, Memory, MemoryWatch, Series, by_minute, growth
+from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, capacity, limits
+from loadtest.service.memory import MIB, Memory, MemoryWatch, Series, growth
 from loadtest.service.watch import Watch
 from loadtest.trial.scene import Scene, Terms
 from tests.fakes.http import ScriptedGenerator
@@ -129,14 +128,6 @@ def test_limits_are_those_of_the_config() -> None:
     assert not any(name.startswith("Draft") for name in limits(without))
 
 
-def test_gauges_are_read_and_counters_are_not() -> None:
-    text = (
-        "# TYPE depth gauge\ndepth{part=\"a\"} 2\ndepth{part=\"b\"} 3\n"
-        "# TYPE seen counter\nseen_total 9\n# TYPE seen_created gauge\nseen_created 1e9\n"
-    )  # fmt: skip
-    assert gauges(text) == {"depth": 5.0}
-
-
 def test_what_cannot_be_watched_is_a_complaint() -> None:
     def stats() -> dict[str, list[dict[str, float]]]:
         return {"Target": [{"num_sessions": 3, "num_steps": 9}, {"num_sessions": 5}]}
@@ -241,23 +232,3 @@ def test_a_report_says_everything_that_is_too_much() -> None:
     assert f"{RUNNING} was never to be had" in scene.result.problems
     over_time = scene.result.extra["gauges"]["Target.num_sessions"]
     assert (over_time["minute"], over_time["last"]) == ([0, 1, 2], 80)
-
-
-def test_minutes_keep_median_and_extremes() -> None:
-    assert by_minute([0, 20, 59.9, 130], [1, 9, 2, 4.04], 1) == {
-        "minute": [0, 2],
-        "p50": [2, 4.0],
-        "max": [9, 4.0],
-        "last": 4.0,
-    }
-    assert by_minute([], [], 1)["last"] is None
-
-
-def test_only_a_service_of_ray_can_be_attached_to() -> None:
-    with (
-        served(ScriptedGenerator()) as url,
-        pytest.raises(ValueError, match="which no raylet started"),
-    ):
-        attach(url)
-    with pytest.raises(ValueError, match=r"no process .* listens at port 9"):
-        attach("http://127.0.0.1:9")

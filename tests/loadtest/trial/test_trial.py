@@ -117,45 +117,10 @@ def test_a_trial_that_is_cut_off_is_not_clean_and_keeps_its_logs(
     assert kept == [True]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["volume=3"], "--set: must be of loud, names, limit, is_seen, got 'volume'"),
-        (["loud=very"], r"--set: loud must be like 3\.0, got 'very'"),
-        (["is_seen=maybe"], "--set: is_seen must be like False, got 'maybe'"),
-    ],
-)
-def test_terms_that_are_not_there_or_wrong_are_refused(given: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        choose(bangs(), is_quick=False, given=given)
-
-
-def test_terms_are_listed_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["faults", "--list"]) == 0
-    assert "signals=KILL,STOP\n" in capsys.readouterr().out
-
-
 def test_terms_are_read_as_their_usual_values_are() -> None:
     given = ["loud=4", "names=a,b,c", "is_seen=true"]
     settings = choose(bangs(), is_quick=True, given=given).settings
     assert settings == {"loud": 4.0, "names": ("a", "b", "c"), "limit": 9.0, "is_seen": True}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("faults --url http://x", "--url: given 1 times, this trial asks at most 0"),
-        ("faults --repeats 3", "--repeats: a trial has no such option"),
-        ("matrix --threads 4", "--threads: a trial has no such option"),
-        ("forced --set loud=3", "--set: an experiment has no such option"),
-    ],
-)
-def test_options_of_the_other_kind_are_refused(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(words.split())
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -165,9 +130,3 @@ def test_every_trial_has_a_smallest_form_of_its_own_terms(name: str) -> None:
     for terms in (one.terms, {**one.terms, **one.quick}):
         assert all(set(terms[name]) <= set(known) for name, known in one.choices.items())
     assert one.claims_of([], Terms(**one.terms)) == []
-
-
-def test_terms_that_are_given_one_by_one_all_count(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["rolling", "--set", "streams=many", "--set", "changes=1"])
-    assert "streams must be like 8, got 'many'" in capsys.readouterr().err

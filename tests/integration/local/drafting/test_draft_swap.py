@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,19 +24,11 @@ from models.engine.runner import ModelRunner
 from models.grammar.masks import NoMaskSource
 from router.ports import EngineLease, EnginePool
 from tests.harness.local import LocalService, local_service, make_request
+from tests.harness.waiting import wait_until
 
 NUM_STREAMS = 16
-_POLL_S = 0.01
 NUM_TOKENS = 48
 PROMPTS = [[3 + i, 1, 4, 1, 5, 9, 2 + i, 6] for i in range(NUM_STREAMS)]
-
-
-async def eventually(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
-    for _ in range(round(limit_s / _POLL_S)):
-        if is_so():
-            return
-        await asyncio.sleep(_POLL_S)
-    raise TimeoutError(f"not so within {limit_s:g} s")
 
 
 class LocalDraft:
@@ -60,7 +52,7 @@ class LocalDraft:
         return self.engine_pool.stats().num_leases
 
     async def emptied(self) -> None:
-        await eventually(lambda: bool(self.lost) or self.engine_pool.stats().num_sessions == 0)
+        await wait_until(lambda: bool(self.lost) or self.engine_pool.stats().num_sessions == 0)
 
     async def keep_texts(self, *, is_on: bool) -> None:
         self.engine.ended_texts.keep(is_on=is_on)
@@ -90,12 +82,12 @@ class LocalDrafts:
 
     async def until(self, *phases: str) -> None:
         """Wait until a swap is in one of these."""
-        await eventually(lambda: self.swap.state.phase in phases)
+        await wait_until(lambda: self.swap.state.phase in phases)
 
     async def settled(self) -> str:
         """The phase that a swap ends in, once it has, and the other model is freed."""
         await self.until("promoted", "dropped")
-        await eventually(lambda: len(self.swap.models) == 1)
+        await wait_until(lambda: len(self.swap.models) == 1)
         return self.swap.state.phase
 
 

@@ -19,6 +19,7 @@ from router.types import Delta, Finished, GenerationRequest
 from tests.cases.grammar import TEN_SCHEMAS
 from tests.harness.local import (
     DEMO,
+    IdDetokenizer,
     LocalService,
     demo_grammar_host,
     demo_tokenizer,
@@ -113,7 +114,7 @@ async def test_a_draft_that_dies_mid_stream(
         assert service.draft_pool is not None
         ids: list[int] = []
         async for event in service.generator.generate(
-            request("s", PROMPTS[2], 1.0, k=3), _NoText()
+            request("s", PROMPTS[2], 1.0, k=3), IdDetokenizer()
         ):
             if isinstance(event, Delta):
                 ids.extend(event.token_ids)
@@ -179,11 +180,3 @@ async def test_repeated_text_goes_on_behind_the_draft_models(temperature: float)
     assert min(drafted_by["draft_model"], drafted_by["suffix"]) > 0
     # The second time the answers are known.
     assert accepted_by["suffix"] > 0.5 * drafted_by["suffix"]
-
-
-class _NoText:
-    def push(self, token_ids: object) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from router.lookahead.session import open_lookahead
 from router.rollout_places import RolloutPlaces
 from router.types import Delta, GenerationRequest, LookaheadSettings
 from tests.cases.lookahead.compared import TERMS
-from tests.cases.lookahead.lossy import check_all_happened, faults_of_every_kind, lossy_options
+from tests.cases.lookahead.lossy import check_texts_survive
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
 from tests.harness.rewards.workers import grammar_host, reward_workers
@@ -287,15 +288,5 @@ async def test_a_draft_model_may_be_named(model: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["cdlh", "cdsl"])
 async def test_lossy_links_change_no_text(model: Path, method: str) -> None:
-    async def texts(service: LocalService) -> list[list[int]]:
-        asked = [steered(f"r{i}", method, reward_threshold=i / 8) for i in range(4)]
-        answers = await asyncio.gather(*(service.generate(one) for one in asked))
-        return [ids for ids, _, _ in answers]
-
-    async with serving(model) as service:
-        expected = await texts(service)
-    faults = faults_of_every_kind()
-    async with serving(model, **lossy_options(faults)) as service:
-        assert await texts(service) == expected
-        assert await service.freed()
-    check_all_happened(faults)
+    asked = [steered(f"r{i}", method, reward_threshold=i / 8) for i in range(4)]
+    await check_texts_survive(partial(serving, model), asked)

@@ -1,8 +1,14 @@
-"""The figures of the READMEs are those of the kept results, and none of these is left out."""
+"""The figures of the READMEs are those of the kept results, and none of these is left out.
+
+Blocks of generated text stand within pages that are written by hand. A page says what the code got
+after a result was measured, until it is measured anew.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from loadtest.report.readme.__main__ import main, pages, rewritten
 from loadtest.report.readme.blocks import fill, names
 from loadtest.report.readme.figures import FIGURES
 from loadtest.report.readme.result import RESULTS, Result, goal
+from loadtest.report.readme.since import CHANGES, age
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -64,19 +71,6 @@ def test_the_front_page_counts_each_cell_of_the_scenarios_once() -> None:
     assert of_groups[0] == len(cells) == sum(of_groups[1:])
 
 
-def test_a_result_that_is_not_there_is_no_figure() -> None:
-    with pytest.raises(OSError, match="nowhere"):
-        Result.load("nowhere", ROOT)
-
-
-def test_a_figure_that_was_typed_by_hand_is_overwritten() -> None:
-    page = ROOT / "README.md"
-    text = page.read_text(encoding="utf-8")
-    forged = text.replace("| extraction | ", "| extraction | 9")
-    assert forged != text
-    assert fill(forged, lambda name: FIGURES[name](page.parent)) == text
-
-
 def test_the_check_says_what_is_out_of_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,3 +91,76 @@ def test_a_block_with_an_unknown_name_is_refused_with_the_page(
     page.write_text("<!-- figures: no-such -->\n<!-- end of figures -->\n")
     with pytest.raises(ValueError, match=r"README.md: no figure is called 'no-such'; there are"):
         rewritten(page, tmp_path)
+
+
+PAGE = """\
+before
+<!-- figures: speed -->
+old
+<!-- end of figures -->
+between
+<!-- figures: soak -->
+<!-- end of figures -->
+"""
+
+
+def test_only_what_is_within_blocks_is_replaced() -> None:
+    filled = fill(PAGE, lambda name: f"new {name}\nin two lines")
+    assert filled == (
+        "before\n<!-- figures: speed -->\nnew speed\nin two lines\n<!-- end of figures -->\n"
+        "between\n<!-- figures: soak -->\nnew soak\nin two lines\n<!-- end of figures -->\n"
+    )
+    assert names(filled) == ["speed", "soak"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a\n<!-- figures: x -->\nb\n", "line 2: this block has no end"),
+        ("<!-- end of figures -->\n", "line 1: no block is open here"),
+        (
+            "<!-- figures: x -->\n\n<!-- figures: y -->\n<!-- end of figures -->\n",
+            "line 3: the block of line 1 has not ended",
+        ),
+    ],
+    ids=["no end", "no beginning", "one in another"],
+)
+def test_a_block_that_is_not_closed_is_refused_by_line(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        fill(text, str)
+
+
+def of_day(name: str, day: str) -> Result:
+    result = Result.load(name, ROOT)
+    machine = {**result["machine"], "date": day}
+    return replace(result, content={**result.content, "machine": machine})
+
+
+def test_a_result_names_what_came_after_it() -> None:
+    made = of_day("heads", "2026-11-01").made_in_short()
+    for change in CHANGES:
+        assert change.name in made
+    the_day_before = date.fromisoformat(CHANGES[-1].day) - timedelta(days=1)
+    later = of_day("heads", the_day_before.isoformat()).made()
+    assert CHANGES[-1].name in later
+    assert CHANGES[0].name not in later
+
+
+def test_measured_anew_it_names_nothing() -> None:
+    for path in RESULTS.glob("*.json"):
+        assert "Measured before" not in of_day(path.stem, CHANGES[-1].day).made(), path.stem
+        oldest = of_day(path.stem, "2026-11-01").made()
+        assert oldest.endswith("."), path.stem
+        assert f"Measured before: {CHANGES[0].name}" in oldest, path.stem
+
+
+def test_changes_are_in_order_and_no_result_is_of_tomorrow() -> None:
+    days = [date.fromisoformat(change.day) for change in CHANGES]
+    assert days == sorted(days)
+
+
+def test_the_draft_model_of_the_demo_is_no_matter_of_other_pairs() -> None:
+    draft = next(change.name for change in CHANGES if "draft model" in change.name)
+    assert draft in age("scenarios-demo", "2026-11-22")
+    assert draft not in age("llama-smollm2", "2026-11-22")
+    assert draft not in age("scenarios-349m-18m", "2026-11-22")
