@@ -1,14 +1,11 @@
 """The figures of the READMEs are those of the kept results, and none of these is left out.
 
-Blocks of generated text stand within pages that are written by hand. A page says what the code got
-after a result was measured, until it is measured anew.
+Blocks of generated text stand within pages that are written by hand.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from loadtest.report.readme.__main__ import main, pages, rewritten
 from loadtest.report.readme.blocks import fill, names
 from loadtest.report.readme.figures import FIGURES
 from loadtest.report.readme.result import RESULTS, Result, goal
-from loadtest.report.readme.since import CHANGES, age
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -128,39 +124,3 @@ def test_only_what_is_within_blocks_is_replaced() -> None:
 def test_a_block_that_is_not_closed_is_refused_by_line(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         fill(text, str)
-
-
-def of_day(name: str, day: str) -> Result:
-    result = Result.load(name, ROOT)
-    machine = {**result["machine"], "date": day}
-    return replace(result, content={**result.content, "machine": machine})
-
-
-def test_a_result_names_what_came_after_it() -> None:
-    made = of_day("heads", "2026-11-01").made_in_short()
-    for change in CHANGES:
-        assert change.name in made
-    the_day_before = date.fromisoformat(CHANGES[-1].day) - timedelta(days=1)
-    later = of_day("heads", the_day_before.isoformat()).made()
-    assert CHANGES[-1].name in later
-    assert CHANGES[0].name not in later
-
-
-def test_measured_anew_it_names_nothing() -> None:
-    for path in RESULTS.glob("*.json"):
-        assert "Measured before" not in of_day(path.stem, CHANGES[-1].day).made(), path.stem
-        oldest = of_day(path.stem, "2026-11-01").made()
-        assert oldest.endswith("."), path.stem
-        assert f"Measured before: {CHANGES[0].name}" in oldest, path.stem
-
-
-def test_changes_are_in_order_and_no_result_is_of_tomorrow() -> None:
-    days = [date.fromisoformat(change.day) for change in CHANGES]
-    assert days == sorted(days)
-
-
-def test_the_draft_model_of_the_demo_is_no_matter_of_other_pairs() -> None:
-    draft = next(change.name for change in CHANGES if "draft model" in change.name)
-    assert draft in age("scenarios-demo", "2026-11-22")
-    assert draft not in age("llama-smollm2", "2026-11-22")
-    assert draft not in age("scenarios-349m-18m", "2026-11-22")
