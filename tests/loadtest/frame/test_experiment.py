@@ -56,9 +56,9 @@ EXPERIMENT = Experiment(
 )
 
 
-def run(stage: ScriptedStage, known: Result | None = None) -> Result:
+def run(stage: ScriptedStage, experiment: Experiment = EXPERIMENT, **options: Any) -> Result:
     openers: Any = {"scripted": lambda models: nullcontext(stage)}
-    return measure(EXPERIMENT, MODELS, openers, known=known)
+    return measure(experiment, MODELS, openers, **options)
 
 
 def test_every_way_has_the_same_requests_in_a_turn_and_new_ones_in_the_next() -> None:
@@ -139,8 +139,7 @@ def test_lines_of_its_own_run_by_turns_after_one_that_does_not_count() -> None:
 def test_only_cells_that_are_named_are_run_and_ways_only_on_their_stages() -> None:
     ways = {"plain": Way(k=0), "elsewhere": Way(k=3, stages=("other",))}
     chosen = replace(EXPERIMENT, ways=ways, cells=(("scripted", "two", 4),))
-    openers: Any = {"scripted": lambda models: nullcontext(ScriptedStage())}
-    rows = measure(chosen, MODELS, openers).rows
+    rows = run(ScriptedStage(), chosen).rows
     assert [(row["workload"], row["batch"], row["way"]) for row in rows] == [("two", 4, "plain")]
     assert len(EXPERIMENT.places()) == 2
 
@@ -149,8 +148,7 @@ def test_a_run_has_requests_for_some_time_and_fills_each_place_twice() -> None:
     """A scripted plain answer has 4 tokens at 8 a second."""
     for run_s, num_asks in ((0.001, 2), (1.9, 4)):
         stage = ScriptedStage()
-        openers: Any = {"scripted": lambda models, stage=stage: nullcontext(stage)}
-        measure(replace(EXPERIMENT, run_s=run_s, cells=(("scripted", "one", 1),)), MODELS, openers)
+        run(stage, replace(EXPERIMENT, run_s=run_s, cells=(("scripted", "one", 1),)))
         last = [ids for way, ids, _ in stage.seen if way == "plain" and ids[0] == 3]
         assert len(last) == num_asks
 
@@ -166,9 +164,6 @@ def test_a_way_with_a_draft_model_is_run_with_each_and_needs_one() -> None:
 
 def test_a_run_that_was_cut_does_not_read_as_complete() -> None:
     kept: list[bool] = []
-    openers: Any = {"scripted": lambda models: nullcontext(ScriptedStage())}
-    result = measure(
-        EXPERIMENT, MODELS, openers, on_cell=lambda found: kept.append(found.extra["is_complete"])
-    )
+    result = run(ScriptedStage(), on_cell=lambda found: kept.append(found.extra["is_complete"]))
     assert kept == [False, False]
     assert result.extra["is_complete"]

@@ -80,29 +80,24 @@ def deployed() -> Iterator[tuple[str, Config]]:
         yield change.way, config
 
 
-def test_each_change_is_the_one_it_is_called() -> None:
+def test_each_change_is_the_one_it_is_called_and_only_the_wrong_limits_are_wrong() -> None:
     before = first()
-    checked(before)
+    router = checked(before).router
     found = {}
     for name, config in deployed():
         checked(config)
         old, new = leaves(before), leaves(config)
         found[name] = {key.rsplit(".", 1)[1] for key in old | new if old.get(key) != new.get(key)}
         before = config
+        limits = options(config, "Router")["user_config"]
+        if name == "wrong limits":
+            with pytest.raises(ValueError, match="unknown key 'max_sesions'"):
+                with_user_config(router, limits)
+        else:
+            with_user_config(router, limits)
     k_limit = "max_num_speculative_tokens"
     assert found["other limits"] >= {k_limit, "max_sessions"}
     assert found["wrong limits"] == {k_limit, "max_sessions", "max_sesions"}
     assert found["a second draft"] == {"num_replicas"}
     assert found["a key of the router"] == {"default_max_tokens"}
     assert found["a key of the target"] == {"max_num_batched_tokens"}
-
-
-def test_only_the_wrong_limits_are_wrong() -> None:
-    base = checked(first()).router
-    for name, changed in deployed():
-        limits = options(changed, "Router")["user_config"]
-        if name == "wrong limits":
-            with pytest.raises(ValueError, match="unknown key 'max_sesions'"):
-                with_user_config(base, limits)
-        else:
-            with_user_config(base, limits)
