@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,7 @@ from loadtest.gpu_day.parts import PARTS, Part
 from loadtest.gpu_day.random_pair import make_random_pair
 from loadtest.gpu_day.report import report
 from loadtest.gpu_day.served import ROUTER_SECTION
+from loadtest.gpu_day.suite import outcome_of
 from loadtest.gpu_day.terms import Terms, engine_config
 from router.drafters.draft_model import POOL
 
@@ -96,6 +98,27 @@ def test_a_part_without_what_it_needs_is_skipped_with_the_reason(
     assert found == {"status": "skipped", "why": why, "elapsed_s": 0.0}
     record = {"machine": {"date": "today"}, "command": "c", "parts": {"cards": found}}
     assert f"**skipped**: {why}" in report(record)
+
+
+def test_what_pytest_reports_is_counted() -> None:
+    report_of_tests = ElementTree.fromstring(
+        "<testsuites><testsuite>"
+        '<testcase classname="a" name="passes"/>'
+        '<testcase classname="a" name="fails"><failure message="two is not one">x</failure>'
+        "</testcase>"
+        '<testcase classname="b" name="breaks"><error message="no device"/></testcase>'
+        '<testcase classname="b" name="skips"><skipped message="why"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    assert outcome_of(report_of_tests) == {
+        "num_passed": 1,
+        "num_failed": 2,
+        "num_skipped": 1,
+        "failed": [
+            {"test": "a::fails", "why": "two is not one"},
+            {"test": "b::breaks", "why": "no device"},
+        ],
+    }
 
 
 @pytest.mark.day(1)

@@ -19,7 +19,7 @@ from loadtest.client.users import Users
 from loadtest.client.workload import Workload
 from loadtest.experiments.crowds import SOAK, Vitals, report_vitals
 from loadtest.report.machine import ROOT
-from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, capacity, limits
+from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, capacity, gauges, limits
 from loadtest.service.memory import MIB, Memory, MemoryWatch, Series, growth
 from loadtest.service.watch import Watch
 from loadtest.trial.scene import Scene, Terms
@@ -126,6 +126,14 @@ def test_limits_are_those_of_the_config() -> None:
     assert capacity(config) == 32
     without = yaml.safe_load((ROOT / "configs" / "no-draft.yaml").read_text())
     assert not any(name.startswith("Draft") for name in limits(without))
+
+
+def test_gauges_are_read_and_counters_are_not() -> None:
+    text = (
+        "# TYPE depth gauge\ndepth{part=\"a\"} 2\ndepth{part=\"b\"} 3\n"
+        "# TYPE seen counter\nseen_total 9\n# TYPE seen_created gauge\nseen_created 1e9\n"
+    )  # fmt: skip
+    assert gauges(text) == {"depth": 5.0}
 
 
 def test_what_cannot_be_watched_is_a_complaint() -> None:
