@@ -13,13 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
-from deployments.config.schema import AppConfig
 from loadtest.__main__ import main
 from loadtest.clients import trial
 from loadtest.clients.browser import browser_path
-from loadtest.clients.catalog import CLIENTS, Client, Load, Target, let_pages_in
+from loadtest.clients.catalog import CLIENTS, Client, Load, Target
 from loadtest.clients.nginx import nginx_version
 from loadtest.clients.processes import NotHere, run_bounded
 from loadtest.clients.reports import (
@@ -414,20 +412,3 @@ def test_a_client_that_is_not_installed_or_skipped_does_not_stop_the_others(
         *("", "", "skipped: npm is not installed"),
         "skipped: it needs a server of its own, without --url",
     ]
-
-
-def test_every_client_is_run_somehow_on_a_config_that_is_one() -> None:
-    for client in CLIENTS:
-        assert client.requirements, client.name
-        assert bool(client.script) != bool(client.loads), client.name
-        if client.script:
-            name = client.script if client.is_npm else f"{client.script.replace('.', '/')}.py"
-            assert (ROOT / name).exists(), client.name
-        for load in client.loads:
-            words = " ".join(load.words(TARGET))
-            assert TARGET.root_url in words
-            assert "count" in words  # bounded
-        tree = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-        (client.change or let_pages_in)(tree)
-        config = AppConfig.model_validate(tree["applications"][0]["args"])
-        assert config.router.http.allowed_origins == ["*"]

@@ -1,35 +1,14 @@
-"""Result files: what they begin with, how they are laid out, and what they must not name."""
+"""Result files: what they begin with, and what they must not name."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
 import pytest
 
 from loadtest.report.machine import ROOT
-from loadtest.report.record import head, public_command, write_json
-
-
-def test_plain_lists_and_samples_take_a_line_each(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "record.json"
-    samples = [{"a": 1, "b": [1, 2]}, {"a": 2, "b": []}]
-    content = {
-        "command": "x",
-        "empty": {},
-        "none": [],
-        "values": [1, 2.5, None, "é"],
-        "nested": [{"a": (1, 2)}, [[], [3]]],
-        "samples": samples,
-    }
-    write_json(path, content)
-    assert json.loads(path.read_text()) == json.loads(json.dumps(content))
-    lines = path.read_text().splitlines()
-    assert ' "values": [1, 2.5, null, "\\u00e9"],' in lines
-    assert '  {"a": 1, "b": [1, 2]},' in lines
-    assert list(path.parent.iterdir()) == [path]
-    write_json(None, content)
+from loadtest.report.record import head, public_command
 
 
 def test_no_directory_of_the_machine_is_named() -> None:

@@ -80,15 +80,6 @@ def test_the_check_says_what_is_out_of_date(
     assert "| extraction |" in (tmp_path / "README.md").read_text()
 
 
-def test_a_block_with_an_unknown_name_is_refused_with_the_page(
-    tmp_path: Path,
-) -> None:
-    page = tmp_path / "README.md"
-    page.write_text("<!-- figures: no-such -->\n<!-- end of figures -->\n")
-    with pytest.raises(ValueError, match=r"README.md: no figure is called 'no-such'; there are"):
-        rewritten(page, tmp_path)
-
-
 PAGE = """\
 before
 <!-- figures: speed -->
