@@ -32,6 +32,7 @@ from loadtest.clients.run_client import run_client
 from loadtest.clients.venvs import NotInstallable
 from loadtest.report.machine import ROOT
 from tests.fakes.scripted_server import answer, scripted_server
+from tests.harness.waiting import block_until
 
 TARGET = Target("http://127.0.0.1:9", "tiny", ROOT)
 BIN = Path(sys.executable).parent
@@ -211,15 +212,11 @@ def test_what_a_program_started_is_ended_with_it(
     )
     assert time.monotonic() - since_s < 60
     assert ended.why(timeout_s) == why
-    assert is_gone(int(ended.output))
+    block_until(lambda: is_gone(int(ended.output)))
 
 
 def is_gone(pid: int) -> bool:
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def client_of(folder: Path, program: str, **fields: Any) -> Client:

@@ -13,6 +13,7 @@ import pytest
 from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
 from tests.fakes.scripted_server import Request, Script, ScriptedServer, answer, scripted_server
+from tests.harness.waiting import block_until
 
 WAIT_S = 20.0
 GOOD = '{"a": 1}'
@@ -51,10 +52,7 @@ def late(script: Script, seconds: float) -> Script:
 def run_until(load: FaultLoad, is_enough: Callable[[], bool]) -> None:
     load.start()
     try:
-        deadline = time.monotonic() + WAIT_S
-        while not is_enough():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        block_until(is_enough)
     finally:
         load.stop()
 

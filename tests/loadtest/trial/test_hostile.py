@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from loadtest.client.attacks import (
 from loadtest.experiments.crowds import HOSTILE
 from loadtest.trial.scene import Scene, Terms
 from tests.fakes.scripted_server import answer, scripted_server
+from tests.harness.waiting import block_until
 
 LIMIT_BYTES = 1_048_576
 NAMED = {"message": "prompt: 99 tokens, the limit is 10", "param": "prompt", "code": "x"}
@@ -113,8 +113,7 @@ def test_attackers_share_the_attacks_and_note_each_answer(refusing_server: str) 
     attacks = [Attack(name, "/", b"{}") for name in ("one", "two")]
     attackers = Attackers(refusing_server, [Wave(1, attacks)], relentless=True)
     attackers.start()
-    while attackers.answers.total() < 4:
-        time.sleep(0.01)
+    block_until(lambda: attackers.answers.total() >= 4)
     attackers.stop()
     assert attackers.answers["one: 400"] - attackers.answers["two: 400"] in (0, 1)
     assert set(attackers.longest_s) == {"one", "two"}

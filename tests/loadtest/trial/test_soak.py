@@ -6,7 +6,6 @@ import math
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from loadtest.service.watch import Watch
 from loadtest.trial.scene import Scene, Terms
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import served
+from tests.harness.waiting import block_until
 
 LENGTH_S, PERIOD_S, WARM_UP_S, LIMIT = 1200.0, 4.0, 300.0, 0.03
 TIMES = [PERIOD_S * number for number in range(int(LENGTH_S / PERIOD_S))]
@@ -189,8 +189,7 @@ def test_users_ask_until_they_are_stopped_and_failures_are_kept() -> None:
     with served(ScriptedGenerator()) as url:
         load = Users(url, workload, num_users=4, seed=1, expects_same_text=True)
         load.start()
-        while load.num_answers < 60:
-            time.sleep(0.01)
+        block_until(lambda: load.num_answers >= 60)
         load.stop()
     ended = Counter(reply.name for reply in load.replies)
     failures = load.take_failures()

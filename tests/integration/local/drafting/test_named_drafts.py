@@ -5,7 +5,6 @@ Real engines; two draft models of random weights that disagree with each other a
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 from collections import Counter
@@ -28,6 +27,7 @@ from tests.harness.local import (
     local_service,
     make_request,
 )
+from tests.harness.waiting import wait_until
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 NUM_TOKENS = 150  # three messages of a replay
@@ -193,10 +193,7 @@ async def test_a_share_of_the_answers_is_compared_when_they_are_over(
         _, end = await run(service, request("whole", 1.0, k=2))
         assert end.speculation.replays == {}
         counts = service.services.comparison.counts
-        for _ in range(1000):
-            if len(counts) == (2 if dead is None else 1):
-                break
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: len(counts) == (2 if dead is None else 1))
         assert set(counts) == ({*NAMES} if dead is None else {"other"})
         for one in counts.values():
             assert one.num_tokens == NUM_TOKENS
