@@ -150,6 +150,15 @@ def test_sources_that_are_not_understood_are_refused(tiny_source, tmp_path, chan
         Source.load(tmp_path)
 
 
+def test_a_source_may_come_in_shards(tiny_source, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_source.path, dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    weights = Source.load(tmp_path).weights
+    assert weights.keys() == tiny_source.weights.keys()
+    assert all(torch.equal(weights[name], tiny_source.weights[name]) for name in weights)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """The shipped target and its states along texts of its own."""

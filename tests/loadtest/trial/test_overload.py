@@ -256,7 +256,7 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
         "record_max_tokens=90 shared_words=10 goodput_loss=0.9 refusal_limit_s=60 "
         "late_limit_s=60"  # which a busy machine is
     )
-    limits = {"max_sessions": 2, "max_queued": 4, "queue_wait_s": 2.0}
+    limits: dict[str, Any] = {"max_sessions": 2, "max_queued": 4, "queue_wait_s": 2.0}
     with behind_admission(tmp_path, generator, **limits) as (url, config):
         words = ["overload", "--url", url, "--config", str(config), "--output", str(output)]
         assert main([*words, "--set", *terms.split()]) == 0
@@ -286,7 +286,7 @@ TERMS = {
 def test_who_asks_for_all_is_waited_for_and_who_may_not_have_it_is_not(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", {"modest": "", "greedy": "", "limited": "sessions=2"})
     generator = ScriptedGenerator(delay_s=BLOCK_S)
-    limits = {"max_sessions": 4, "max_queued": 64, "queue_wait_s": 60.0}
+    limits: dict[str, Any] = {"max_sessions": 4, "max_queued": 64, "queue_wait_s": 60.0}
     with behind_admission(tmp_path, generator, keys=keys, **limits) as (url, config):
         trial = replace(TENANTS, place=Place(is_watched=False), config=str(config))
         found = trial.run(Scene(terms=Terms(**TERMS), urls=[url]))
