@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.constraint.failures import failed
-from deployments.link.leases import LeaseBook, LeaseKey
+from deployments.link.leases import LeaseBook
 from loadtest.fuzz.failures.engines import IDLE_S
 from loadtest.fuzz.failures.model import Compiler
 from loadtest.fuzz.failures.network import Network
-from loadtest.fuzz.failures.processes import Process, Sender
+from loadtest.fuzz.failures.processes import Process
 from models.grammar.host import GrammarHost
 from models.protocol.messages import Endpoint, GrammarClose, GrammarOpen
 
@@ -21,11 +21,10 @@ class ConstraintProcess(Process):
 
     def __init__(self, network: Network, address: str, name: str, epoch: int) -> None:
         super().__init__(network, address, name, epoch)
-        self._leases = LeaseBook(idle_timeout_s=IDLE_S, first_message_s=IDLE_S, clock=self.clock)
+        self.leases = LeaseBook(idle_timeout_s=IDLE_S, first_message_s=IDLE_S, clock=self.clock)
         compiler: Any = Compiler()
         self._host = GrammarHost(compiler, clock=self.clock)
         self._peers: set[str] = set()
-        self._outbox: list[tuple[Sender, Any]] = []
 
     def allows(self, key: str, endpoint: Endpoint) -> bool:
         """See `Process.allows`."""
@@ -36,16 +35,16 @@ class ConstraintProcess(Process):
         return bool(self._inbox)
 
     def _turn(self) -> None:
-        self._leases.end_idle()
+        self.leases.end_idle()
         self._close_freed()
         inbox, self._inbox = self._inbox, []
         for sender, message in inbox:
             self._spent_s += _TURN_S * self.slowness
-            self._leases.touch((message.session_id,))
+            self.leases.touch((message.session_id,))
             if isinstance(message, GrammarOpen) and message.epoch != self.grant.endpoint.epoch:
                 continue
             needs_lease = isinstance(message, GrammarOpen)
-            if needs_lease and message.session_id not in self._leases:
+            if needs_lease and message.session_id not in self.leases:
                 reply = failed(message, "the session holds no lease on this replica")
             else:
                 if isinstance(message, GrammarOpen):
@@ -55,29 +54,12 @@ class ConstraintProcess(Process):
                 self._outbox.append((sender, reply))
 
     def _close_freed(self) -> None:
-        for session_id in self._leases.take_freed():
+        for session_id in self.leases.take_freed():
             epoch = self.grant.endpoint.epoch
             self._host.answer(GrammarClose(session_id=session_id, epoch=epoch))
 
-    def _answer(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        for sender, reply in outbox:
-            sender(reply)
-
-    def _admit(self, session_id: str) -> int:
-        return self._leases.grant(session_id)
-
-    def _release(self, key: LeaseKey) -> None:
-        self._leases.release(*key)
-
-    def _ended(self) -> list[LeaseKey]:
-        return self._leases.ended()
-
-    def _acknowledge(self, leases: list[LeaseKey]) -> None:
-        self._leases.acknowledge(leases)
-
     def left(self) -> list[str]:
         """See `Process.left`."""
-        found = [f"{len(self._leases)} leases"] if len(self._leases) else []
+        found = [f"{len(self.leases)} leases"] if len(self.leases) else []
         found += [f"{len(self._host)} matchers"] if len(self._host) else []
         return [f"{self.name} still holds {what}" for what in found]

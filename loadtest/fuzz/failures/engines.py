@@ -80,7 +80,7 @@ class EngineProcess(Process):
         self._loop = EngineLoop(
             self.engine, self, idle_timeout_s=IDLE_S, poll_s=0.0, clock=self.clock
         )
-        self._outbox: list[tuple[object, EngineReply]] = []
+        self.leases = self._loop.leases
 
     def receive(self, timeout_s: float) -> Iterable[tuple[object, EngineRequest]]:
         """See `EnginePort.receive`; what comes during a wait is taken after it."""
@@ -90,7 +90,7 @@ class EngineProcess(Process):
 
     def send(self, replies: list[tuple[object, EngineReply]]) -> None:
         """See `EnginePort.send`."""
-        self._outbox += replies
+        self._outbox += cast("list[tuple[Sender, EngineReply]]", replies)
 
     def take(self, sender: Sender, message: Any) -> None:
         """See `Process.take`; a poisonous session brings it down."""
@@ -118,22 +118,8 @@ class EngineProcess(Process):
     def _turn(self) -> None:
         self._loop.tick()
 
-    def _answer(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        for sender, reply in outbox:
-            cast(Sender, sender)(reply)
-
-    def _admit(self, session_id: str) -> int:
-        return self._loop.leases.grant(session_id)
-
     def _release(self, key: LeaseKey) -> None:
         self._loop.release(*key)
-
-    def _ended(self) -> list[LeaseKey]:
-        return self._loop.leases.ended()
-
-    def _acknowledge(self, leases: list[LeaseKey]) -> None:
-        self._loop.leases.acknowledge(leases)
 
     def left(self) -> list[str]:
         """See `Process.left`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
-from deployments.link.leases import LeaseKey
+from deployments.link.leases import LeaseBook, LeaseKey
 from loadtest.fuzz.failures.model import MAX_MODEL_LEN
 from loadtest.fuzz.failures.network import Network
 from models.protocol.messages import Endpoint, LeaseGrant
@@ -35,12 +35,15 @@ class Process(ABC):
         epoch: of this life.
 
     Attributes:
+        leases: that it has given.
         metadata: of the replica, as Serve gives it to request routers.
         slowness: factor of all it computes.
         places: leases it holds at most.
         changed_s: when it became full, or got room.
         on_end: is told why it is gone.
     """
+
+    leases: LeaseBook
 
     def __init__(self, network: Network, address: str, name: str, epoch: int) -> None:
         self.network, self.address, self.name = network, address, name
@@ -61,6 +64,7 @@ class Process(ABC):
         self._skew_s = 0.0
         self._spent_s = 0.0  # of the turn under way
         self._inbox: list[tuple[Sender, Any]] = []
+        self._outbox: list[tuple[Sender, Any]] = []  # leaves at the end of the turn
         self._awake = asyncio.Event()
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -129,7 +133,7 @@ class Process(ABC):
 
     def admit(self, session_id: str) -> LeaseKey:
         """Lease a place."""
-        key = (session_id, self._admit(session_id))
+        key = (session_id, self.leases.grant(session_id))
         self.ends[key] = asyncio.get_running_loop().create_future()
         if self.num_leases == self.places:
             self.changed_s = self.network.now()
@@ -145,7 +149,7 @@ class Process(ABC):
 
     def has_ended(self, key: LeaseKey) -> bool:
         """Return whether it has ended a lease itself and has not told its holder yet."""
-        return self.is_alive and key in self._ended()
+        return self.is_alive and key in self.leases.ended()
 
     def allows(self, key: str, endpoint: Endpoint) -> bool:
         """Return whether the owner of this key may connect, who knows this endpoint."""
@@ -172,6 +176,14 @@ class Process(ABC):
             self.failure = f"{self.name} died of {type(error).__name__}: {error}"
             raise
 
+    def _answer(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        for sender, reply in outbox:
+            sender(reply)
+
+    def _release(self, key: LeaseKey) -> None:
+        self.leases.release(*key)
+
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(_POLL_S if self.num_leases else None):
@@ -181,12 +193,12 @@ class Process(ABC):
 
     def _end_leases(self) -> bool:
         """Tell the holders of leases that ended here; return whether there were any."""
-        ended = self._ended()
+        ended = self.leases.ended()
         for key in ended:
             end = self._vacate(key)
             if end is not None and not end.done():
                 end.set_result("ended")
-        self._acknowledge(ended)
+        self.leases.acknowledge(ended)
         return bool(ended)
 
     def _vacate(self, key: LeaseKey) -> asyncio.Future[str] | None:
@@ -210,21 +222,6 @@ class Process(ABC):
 
     @abstractmethod
     def _turn(self) -> None: ...
-
-    @abstractmethod
-    def _answer(self) -> None: ...
-
-    @abstractmethod
-    def _admit(self, session_id: str) -> int: ...
-
-    @abstractmethod
-    def _release(self, key: LeaseKey) -> None: ...
-
-    @abstractmethod
-    def _ended(self) -> list[LeaseKey]: ...
-
-    @abstractmethod
-    def _acknowledge(self, leases: list[LeaseKey]) -> None: ...
 
     @abstractmethod
     def left(self) -> list[str]:

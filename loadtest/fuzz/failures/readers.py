@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from deployments.ingress.quarantine import Quarantine
+from loadtest.frame.stages import NoText
 from loadtest.fuzz.failures.cluster import Links
 from loadtest.fuzz.failures.model import EOS_ID, VOCAB_SIZE, expected, expected_choice
 from loadtest.fuzz.failures.network import Network
@@ -52,16 +53,6 @@ def longest_s(max_tokens: int) -> float:
     a_loss = LIMITS.failover_s + LIMITS.first_token_s + LIMITS.token_gap_s
     a_token = LIMITS.queue_timeout_s + 4 * (LIMITS.token_gap_s + LIMITS.failover_s)
     return 2 * LIMITS.queue_wait_s + 2 * LIMITS.max_losses * a_loss + max_tokens * a_token
-
-
-class _Detokenizer:
-    """Tokens have no text here."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
 
 
 @dataclass(slots=True)
@@ -204,9 +195,7 @@ class Reader:
         sink = self.router.quarantine.sink(self.request)
         num_events = 0
         try:
-            async with aclosing(
-                self.router.generator.generate(self.request, _Detokenizer())
-            ) as events:
+            async with aclosing(self.router.generator.generate(self.request, NoText())) as events:
                 async for event in events:
                     num_events += 1
                     if self.end:
