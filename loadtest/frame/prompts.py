@@ -16,14 +16,13 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from models.demo.data.chat import Conversation
-from models.demo.data.mixture import Mixture
+from loadtest.report.prompts import Message, held_out_chats
 from models.text.tokenizer import Tokenizer
 
-Message = dict[str, str]
 _KINDS = Path(__file__).with_name("kinds.json")
 TASKS = Path(__file__).parents[1] / "client" / "prompts.jsonl"
 
@@ -157,18 +156,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_kinds(path: Path = _KINDS) -> dict[str, list[str]]:
-    """Read prompts by kind; this project's for real models if no file is given.
-
-    Raises:
-        ValueError: the file is not of that form.
-    """
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not all(
-        isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
-        for texts in content.values()
-    ):
-        raise ValueError(f"{path} must map kinds to lists of prompts")
+def read_kinds() -> dict[str, list[str]]:
+    """Read this project's prompts for real models, by kind."""
+    content: dict[str, list[str]] = json.loads(_KINDS.read_text(encoding="utf-8"))
     return content
 
 
@@ -179,26 +169,12 @@ def _kinds_prompts() -> Iterator[Prompt]:
 
 
 def _demo_prompts(num_prompts: int, seed: int) -> Iterator[Prompt]:
-    mixture = Mixture.load(None, held_out=True)
     for task, kind in DEMO_TASKS.items():
-        chats = _chats(mixture, random.Random(f"study:{seed}:{kind}"), kind)
-        found = 0
-        while found < num_prompts:
-            chat = next(chats)
-            schema = _schema_in(chat.turns[-2][1])
-            if task == "json" and schema is None:
-                continue
-            found += 1
-            messages = tuple({"role": role, "content": text} for role, text in chat.turns[:-1])
-            yield Prompt(task=task, messages=messages, schema=schema)
-
-
-def _chats(mixture: Mixture, rng: random.Random, kind: str) -> Iterator[Conversation]:
-    """Texts of a kind that answer something, without end."""
-    while True:
-        chat = mixture.draw(rng, kind)
-        if len(chat.turns) > 1:
-            yield chat
+        drawn = (
+            Prompt(task=task, messages=tuple(chat), schema=_schema_in(chat[-1]["content"]))
+            for chat in held_out_chats(random.Random(f"study:{seed}:{kind}"), kind)
+        )
+        yield from islice((one for one in drawn if task != "json" or one.schema), num_prompts)
 
 
 def _schema_in(text: str) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from models.demo.data.mixture import Mixture
+from loadtest.report.prompts import held_out_chats
 from models.distill.answers import written
 from models.text.tokenizer import Tokenizer
 
@@ -69,14 +70,9 @@ def draw_texts(
 def _prompts(
     tokenizer: Tokenizer, num_prompts: int, longest: int, kind: str | None, seed: int
 ) -> list[list[int]]:
-    mixture = Mixture.load(None, held_out=True)
-    rng = random.Random(f"pair texts:{seed}")
     prompts: list[list[int]] = []
-    for _ in range(100 * num_prompts):
-        turns = mixture.draw(rng, kind).turns[:-1]
-        if not turns:
-            continue  # a story without a request
-        messages = [{"role": role, "content": content} for role, content in turns]
+    chats = held_out_chats(random.Random(f"pair texts:{seed}"), kind)
+    for messages in islice(chats, 100 * num_prompts):
         if tokenizer.has_chat_template:
             ids = tokenizer.encode_chat(messages)
         else:

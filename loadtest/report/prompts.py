@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import islice
 
+from loadtest.report.machine import ROOT
 from models.demo.data.mixture import Mixture
 from models.text.tokenizer import Tokenizer
 
-_DEMO = Path(__file__).parents[2] / "models" / "demo" / "target"
+Message = dict[str, str]
+_DEMO = ROOT / "models" / "demo" / "target"
+
+
+def held_out_chats(rng: random.Random, kind: str | None) -> Iterator[list[Message]]:
+    """Yield the messages of chats up to their last reply, without end.
+
+    Args:
+        rng: draws them.
+        kind: one of `models.demo.data.mixture.KINDS`; None draws kinds by their share in training.
+    """
+    mixture = Mixture.load(None, held_out=True)
+    while True:
+        turns = mixture.draw(rng, kind).turns[:-1]
+        if turns:  # else a story without a request
+            yield [{"role": role, "content": content} for role, content in turns]
 
 
 def demo_prompts(num_prompts: int, seed: int = 7, kind: str | None = None) -> list[list[int]]:
-    """Token ids of `num_prompts` chat prompts, the same for the same seed.
-
-    `kind` is a key of `models.demo.data.mixture.SHARES`; None draws kinds by their share in
-    training.
-    """
+    """Token ids of `num_prompts` chat prompts, the same for the same seed; see `held_out_chats`."""
     tokenizer = Tokenizer.load(_DEMO)
-    mixture = Mixture.load(None, held_out=True)
-    rng = random.Random(seed)
-    prompts: list[list[int]] = []
-    while len(prompts) < num_prompts:
-        chat = mixture.draw(rng, kind)
-        if chat.turns[0][0] != "text":
-            messages = [{"role": role, "content": content} for role, content in chat.turns[:-1]]
-            prompts.append(tokenizer.encode_chat(messages))
-    return prompts
+    chats = held_out_chats(random.Random(seed), kind)
+    return [tokenizer.encode_chat(messages) for messages in islice(chats, num_prompts)]
