@@ -40,7 +40,6 @@ class Counts:
     num_compared: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
-    num_seconds: float = 0.0
     complaints: list[str] = field(default_factory=list)
 
     @property
@@ -85,7 +84,6 @@ async def run_schemas(
         )
         counts.num_schemas += 1
         _judge(counts, schema, dict(zip(asked, outcomes, strict=True)))
-    counts.num_seconds = time.monotonic() - began_s
     return counts
 
 

@@ -1,4 +1,4 @@
-"""The whole service over the demo pair in this process, asked over HTTP without a socket."""
+"""The whole service over a pair in this process, asked over HTTP without a socket."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+from starlette.types import ASGIApp
 
-from deployments.api.http import create_app
 from deployments.local.pair import LoadedPair, local_config
+from loadtest.client.http import CHAT
 from loadtest.frame.stages import Models
+from loadtest.fuzz.http.answers import events_of
+from loadtest.fuzz.http.world import post, served_pair
 
 _MODEL = "pair"
 _MAX_MODEL_LEN = 1024
@@ -41,20 +43,22 @@ class Outcome:
 class Client:
     """Asks the service."""
 
-    http: httpx.AsyncClient
+    app: ASGIApp
 
     async def ask(self, body: dict[str, Any]) -> Outcome:
         """Send a chat.
 
         Raises:
             RuntimeError: the service failed.
+            ValueError: its answer cannot be read.
         """
-        answer = await self.http.post("/v1/chat/completions", json={"model": _MODEL, **body})
-        if answer.status_code == httpx.codes.BAD_REQUEST:
-            return Outcome(refusal=answer.json()["error"]["message"])
-        if answer.status_code != httpx.codes.OK:
-            raise RuntimeError(f"status {answer.status_code}: {answer.text}")
-        return _streamed(answer.text) if body.get("stream") else _whole(answer.json())
+        answer = await post(self.app, CHAT, {"model": _MODEL, **body}, _ASK_TIMEOUT_S)
+        if answer.status == 400:
+            return Outcome(refusal=json.loads(answer.body)["error"]["message"])
+        if answer.status != 200:
+            raise RuntimeError(f"status {answer.status}: {answer.body!r}")
+        is_stream = bool(body.get("stream"))
+        return _outcome(events_of(answer.body) if is_stream else [json.loads(answer.body)])
 
 
 @asynccontextmanager
@@ -73,61 +77,27 @@ async def demo_client(pair: Models, num_threads: int) -> AsyncIterator[Client]:
             "router": {"model_name": _MODEL, "timeouts": {"draft_ms": 20_000}},
         }
     )
-    engines = LoadedPair(config).engines(has_threads=True)
-    transport = httpx.ASGITransport(create_app(engines.service().http))
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://pair", timeout=_ASK_TIMEOUT_S
-        ) as http:
-            yield Client(http)
-    finally:
-        await engines.close()
+    async with served_pair(LoadedPair(config), config.router) as world:
+        yield Client(world.app)
 
 
-def _whole(answer: dict[str, Any]) -> Outcome:
-    choices = answer["choices"]
-    return Outcome(
-        texts=tuple(choice["message"]["content"] for choice in choices),
-        finish_reasons=tuple(choice["finish_reason"] for choice in choices),
-        num_tokens=answer["usage"]["completion_tokens"],
-        logprobs=json.dumps([_entries(choice) for choice in choices]),
-        num_drafted=_num_drafted(answer),
-    )
-
-
-def _streamed(text: str) -> Outcome:
-    """Return the outcome from the events of a stream.
-
-    The stream has the usage at its end.
-    """
-    lines = text.split("\n")  # an id or a comment may stand among them
-    bodies = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    if bodies[-1] != "[DONE]":
-        raise RuntimeError(f"a stream ended with {bodies[-1]}")
-    events = [json.loads(body) for body in bodies[:-1]]
+def _outcome(contents: list[dict[str, Any]]) -> Outcome:
+    """Return the outcome of a whole answer, or of the events of a stream with usage at its end."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     entries: dict[int, list[Any]] = {}
-    for choice in (choice for event in events for choice in event["choices"]):
+    for choice in (choice for content in contents for choice in content["choices"]):
         index = choice["index"]
-        texts[index] = texts.get(index, "") + choice["delta"].get("content", "")
-        entries.setdefault(index, []).extend(_entries(choice))
+        message = choice["delta"] if "delta" in choice else choice["message"]
+        texts[index] = texts.get(index, "") + message.get("content", "")
+        entries.setdefault(index, []).extend((choice["logprobs"] or {"content": ()})["content"])
         if choice["finish_reason"] is not None:
             reasons[index] = choice["finish_reason"]
-    order = sorted(texts)
+    last, order = contents[-1], sorted(texts)
     return Outcome(
         texts=tuple(texts[index] for index in order),
         finish_reasons=tuple(reasons[index] for index in order),
-        num_tokens=events[-1]["usage"]["completion_tokens"],
+        num_tokens=last["usage"]["completion_tokens"],
         logprobs=json.dumps([entries[index] for index in order]),
-        num_drafted=_num_drafted(events[-1]),
+        num_drafted=int(last["metrics"]["speculative_decoding"]["num_draft_tokens"]),
     )
-
-
-def _entries(choice: dict[str, Any]) -> list[Any]:
-    logprobs = choice["logprobs"]
-    return [] if logprobs is None else list(logprobs["content"])
-
-
-def _num_drafted(answer: dict[str, Any]) -> int:
-    return int(answer["metrics"]["speculative_decoding"]["num_draft_tokens"])

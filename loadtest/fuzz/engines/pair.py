@@ -55,15 +55,14 @@ def fuzz_tokenizer() -> Tokenizer:
     return Tokenizer.load(pair_folder() / "target")
 
 
-def grammar_host(max_cached_grammars: int = 32) -> GrammarHost:
+def grammar_host() -> GrammarHost:
     """Return a fresh constraint host for the pair's vocabulary."""
     vocabulary = VocabularyInfo(
         tokenizer_json=(_DEMO / "tokenizer.json").read_text(encoding="utf-8"),
         vocab_size=VOCAB_SIZE,
         eos_ids=fuzz_tokenizer().eos_ids,
     )
-    limits = HostLimits(max_cached_grammars=max_cached_grammars)
-    return GrammarHost(GrammarCompiler(vocabulary), limits)
+    return GrammarHost(GrammarCompiler(vocabulary), HostLimits(max_cached_grammars=32))
 
 
 def with_grammars(case: Callable[[int, GrammarHost], Awaitable[Outcome]]) -> OpenPart:

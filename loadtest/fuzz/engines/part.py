@@ -16,8 +16,7 @@ from collections import Counter
 
 import msgspec
 
-from deployments.local.inline import InlineDevice
-from deployments.local.pool import LocalConstraintPool
+from deployments.config.schema import RouterConfig, SpeculationConfig
 from loadtest.fuzz.cases import Outcome
 from loadtest.fuzz.engines.answers import Answer, answer_of, broken_terms, difference
 from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, with_grammars
@@ -26,24 +25,21 @@ from loadtest.fuzz.engines.support import undrawable
 from loadtest.fuzz.engines.world import (
     MAX_K,
     blocks_needed,
-    emptied,
-    fresh_engines,
+    crowded_engines,
+    held,
+    leases_left,
     left_tasks,
-    reference_runner,
+    reference_engines,
 )
-from models.engine.target import TargetEngine
 from models.grammar.host import GrammarHost
-from models.grammar.masks import LocalMaskSource
 from models.protocol.rules import COUPLED, RULES
 from router.drafters.draft_model import POOL
-from router.generator import SpeculativeGenerator
-from router.limits import SessionLimits, SpeculationLimits
-from router.services import Services
+from router.limits import SessionLimits
 from router.types import GenerationRequest
 
 NUM_REQUESTS = 7
 # Nothing is lost here: whoever misses an engine has found a dead one, and need not look for long.
-LIMITS = SessionLimits(draft_ms=20_000, failover_s=2.0, queue_wait_s=5.0, max_losses=2)
+_LIMITS = SessionLimits(draft_ms=20_000, failover_s=2.0, queue_wait_s=5.0, max_losses=2)
 
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
@@ -64,25 +60,19 @@ async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) ->
 
     `rejection` without drafts is requested as `coupled`, because they give the same text.
     """
-    constraint = LocalConstraintPool(host)
-    target = TargetEngine(emptied(reference_runner()), LocalMaskSource(constraint.host), epoch=1)
-    device = InlineDevice()
-    services = Services(
-        target_pool=device.pool(target, epoch=1, max_model_len=MAX_MODEL_LEN),
-        draft_pools={},
-        constraint_pool=constraint,
-        speculation=SpeculationLimits(enabled=False),
-        limits=LIMITS,
-    )
-    generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
+    engines = reference_engines(host)
+    generator = engines.router(_router(SpeculationConfig(enabled=False)))
     answers = []
     for request in requests:
         sampling = msgspec.structs.replace(request.sampling, verification=COUPLED.name)
         alone = dataclasses.replace(undrafted(request), sampling=sampling)
         answers.append(await answer_of(generator, alone))
-    await device.close()
-    await constraint.close()
+    await engines.close()
     return answers
+
+
+def _router(speculation: SpeculationConfig) -> RouterConfig:
+    return RouterConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation, timeouts=_LIMITS)
 
 
 def _maybe_resumed(
@@ -100,30 +90,19 @@ async def _crowded(
     host: GrammarHost,
 ) -> Outcome:
     before = asyncio.all_tasks()
-    constraint = LocalConstraintPool(host)
     least = max(blocks_needed(request) for request in requests)
-    engines = fresh_engines(
-        LocalMaskSource(constraint.host),
-        LocalMaskSource(constraint.host),
+    engines = crowded_engines(
+        host,
         target_blocks=least + rng.randint(0, 16),
         draft_blocks=least + rng.randint(-4, 24),
     )
-    device = InlineDevice()
-    draft_pool = device.pool(engines.draft, epoch=1, max_model_len=MAX_MODEL_LEN)
-    target_pool = device.pool(engines.target, epoch=1, max_model_len=MAX_MODEL_LEN)
-    services = Services(
-        target_pool=target_pool,
-        draft_pools={POOL: draft_pool},
-        constraint_pool=constraint,
-        speculation=SpeculationLimits(
-            max_num_speculative_tokens=MAX_K,
-            run_on_tokens=rng.choice((0, 1, 4, 32)),
-            prompt_lookup_max=rng.choice((1, 2, 4)),
-            max_num_free_tokens=rng.choice((0, 3, 16)),
-        ),
-        limits=LIMITS,
+    speculation = SpeculationConfig(
+        max_num_speculative_tokens=MAX_K,
+        run_on_tokens=rng.choice((0, 1, 4, 32)),
+        prompt_lookup_max=rng.choice((1, 2, 4)),
+        max_num_free_tokens=rng.choice((0, 3, 16)),
     )
-    generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
+    generator = engines.router(_router(speculation))
     places = asyncio.Semaphore(NUM_REQUESTS)
 
     async def one(request: GenerationRequest, num_turns: int) -> Answer:
@@ -134,15 +113,13 @@ async def _crowded(
 
     turns = [rng.choice((0, 0, 30, 200)) for _ in requests]
     answers = await asyncio.gather(*map(one, requests, turns))
-    leases = len(target_pool.session_ids) + len(draft_pool.session_ids)
-    await device.close()
-    await constraint.close()
-    outcome = Outcome(complaints=engines.held(host) + await left_tasks(before))
-    if leases:
-        outcome.complaints.append(f"{leases} leases are left")
-    outcome.counts["preemptions"] += engines.target.load().num_preemptions
-    outcome.counts["draft preemptions"] += engines.draft.load().num_preemptions
-    outcome.counts["prefix hits"] += engines.target.load().prefix_hits
+    outcome = Outcome(complaints=leases_left(engines))
+    await engines.close()
+    outcome.complaints += held(engines, host) + await left_tasks(before)
+    loads = engines.loads()
+    outcome.counts["preemptions"] += loads["target"].num_preemptions
+    outcome.counts["draft preemptions"] += loads[POOL].num_preemptions
+    outcome.counts["prefix hits"] += loads["target"].prefix_hits
     for request, alone, answer in zip(requests, expected, answers, strict=True):
         outcome.add(judged(request, alone, answer, host))
     return outcome

@@ -181,7 +181,7 @@ def _wrong_success(attack: Attack, answer: HttpAnswer) -> list[str]:
     is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
     validator = _VALIDATORS[attack.path, is_stream]
     try:
-        contents = _events(answer.body) if is_stream else [json.loads(answer.body)]
+        contents = events_of(answer.body) if is_stream else [json.loads(answer.body)]
     except ValueError as error:
         if attack.leaves_after_s is not None:
             return []
@@ -223,15 +223,20 @@ def _wrong_calls(body: dict[str, Any], content: Any) -> list[str]:
     return complaints
 
 
-def _events(body: bytes) -> list[Any]:
-    """Return the events of a whole stream."""
-    if not body.endswith(b"data: [DONE]\n\n"):
-        raise ValueError("the stream does not end with [DONE]")
+def events_of(body: bytes) -> list[Any]:
+    """Return the events of a whole stream, comments left out.
+
+    Raises:
+        ValueError: it is no whole stream, or an event is no JSON.
+    """
+    blocks = body.decode().split("\n\n")
     # An id may follow the data.
-    lines = [block.partition("\nid: ")[0] for block in body.decode().split("\n\n")[:-2]]
-    if not all(line.startswith("data: ") for line in lines):
-        raise ValueError("an event is not data")
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    lines = [one.partition("\nid: ")[0] for one in blocks if one and not one.startswith(":")]
+    if not lines or lines[-1] != "data: [DONE]" or blocks[-1]:
+        raise ValueError("the stream does not end with [DONE]")
+    if wrong := [line for line in lines if not line.startswith("data: ")]:
+        raise ValueError(f"no event: {wrong[0][:80]!r}")
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 def _wrong_numbers(body: dict[str, Any], contents: list[Any], *, is_stream: bool) -> list[str]:

@@ -12,16 +12,13 @@ import asyncio
 import copy
 import json
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome, in_world
 from loadtest.fuzz.engines.world import left_tasks
-from loadtest.fuzz.http.answers import OVERLOAD, HttpAnswer
-from loadtest.fuzz.http.attacks import Attack
+from loadtest.fuzz.http.answers import OVERLOAD
 from loadtest.fuzz.http.bodies import MODEL
-from loadtest.fuzz.http.world import HttpWorld, ask, http_world
+from loadtest.fuzz.http.world import HttpWorld, http_world, post
 
 _LIMIT_S = 60.0  # limit of one request
 _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -68,17 +65,6 @@ _NULLS: dict[str, Any] = {
 }
 
 
-@asynccontextmanager
-async def open_histories() -> AsyncIterator[RunCase]:
-    """Yield the part, ready to run cases."""
-    async with http_world() as world:
-
-        async def run(seed: int) -> Outcome:
-            return await _case(seed, world)
-
-        yield run
-
-
 async def _case(seed: int, world: HttpWorld) -> Outcome:
     rng = random.Random(seed)
     before = asyncio.all_tasks()
@@ -94,12 +80,15 @@ async def _case(seed: int, world: HttpWorld) -> Outcome:
     return outcome
 
 
+open_histories = in_world(http_world, _case)
+
+
 async def _compared(
     world: HttpWorld, path: str, plain: dict[str, Any], other: dict[str, Any]
 ) -> list[str]:
     read = []
     for body in (plain, other):
-        answer = await _asked(world, path, body)
+        answer = await post(world.app, path, body, _LIMIT_S)
         if answer.status in OVERLOAD:
             return []
         if answer.status != 200:
@@ -108,12 +97,6 @@ async def _compared(
     if read[0] == read[1]:
         return []
     return [f"{path} {json.dumps(other)[:900]}: {read[1]}, but {read[0]} without the noise"]
-
-
-async def _asked(world: HttpWorld, path: str, body: dict[str, Any]) -> HttpAnswer:
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    async with asyncio.timeout(_LIMIT_S):
-        return await ask(world.app, Attack("POST", path, headers, [json.dumps(body).encode()]))
 
 
 def _told(answer: dict[str, Any]) -> tuple[object, ...]:

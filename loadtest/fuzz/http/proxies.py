@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from loadtest.fuzz.cases import Outcome, RunCase
-from loadtest.fuzz.http.answers import is_openai_error
+from loadtest.fuzz.http.answers import events_of, is_openai_error
 from loadtest.fuzz.http.bodies import PATHS, valid_body
 from loadtest.fuzz.http.habits import ORIGIN, Habit, plain_request, random_habit
 from loadtest.fuzz.http.raw import BrokenAnswer, RawAnswer, exchanged
@@ -134,16 +134,9 @@ def _said(answer: RawAnswer, *, is_stream: bool) -> object:
     if not is_stream:
         content = json.loads(answer.body)
         return [(c.get("text"), c.get("message"), c["finish_reason"]) for c in _known(content)]
-    blocks = answer.body.decode().split("\n\n")
-    # Comments are left out, and an id may follow the data.
-    lines = [one.partition("\nid: ")[0] for one in blocks if one and not one.startswith(":")]
-    if not lines or lines[-1] != "data: [DONE]" or blocks[-1]:
-        raise ValueError("the stream does not end with [DONE]")
     texts: dict[int, list[str]] = {}
-    for line in lines[:-1]:
-        if not line.startswith("data: "):
-            raise ValueError(f"no event: {line[:80]!r}")
-        for choice in _known(json.loads(line.removeprefix("data: "))):
+    for event in events_of(answer.body):
+        for choice in _known(event):
             parts = texts.setdefault(choice["index"], [])
             delta = choice.get("delta") or {}
             parts.append(choice.get("text") or delta.get("content") or "")

@@ -41,7 +41,6 @@ class RawAnswer:
     status: int
     headers: dict[str, str]
     body: bytes = b""
-    was_asked_on: bool = False  # by 100 (Continue)
     was_closed: bool = False
 
 
@@ -110,8 +109,6 @@ async def exchanged(host: str, port: int, exchange: Exchange) -> RawAnswer:
         answer = await _head(incoming)
         while answer.status == _CONTINUE:
             answer = await _head(incoming)
-            answer.was_asked_on = True
-        answer.was_asked_on |= exchange.waits_for_continue
         found = await _whole(incoming, answer, exchange)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import uvicorn
@@ -15,17 +15,23 @@ from starlette.types import ASGIApp
 
 from deployments.api.http import create_app
 from deployments.api.transport.settings import HttpConfig
+from deployments.config.schema import RouterConfig
 from deployments.local.engines import LocalEngines
-from deployments.local.pair import LoadedPair, local_config
-from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, pair_folder
-from loadtest.fuzz.engines.world import BLOCK_SIZE, KV_CACHE_TOKENS, MAX_BATCH_ROWS
+from deployments.local.pair import LoadedPair
+from loadtest.fuzz.engines.world import loaded_pair
 from loadtest.fuzz.http.answers import HttpAnswer
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.http.bodies import MODEL
 from models.grammar.host import GrammarHost
 
-BODY_LIMIT_BYTES = 262_144
 _FREED_LIMIT_S = 10.0
+_ROUTER = {
+    "model_name": MODEL,
+    "default_max_tokens": 16,
+    "max_tokens_limit": 256,
+    "body_limit_bytes": 262_144,
+    "max_sessions": 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +61,22 @@ class HttpWorld:
 @asynccontextmanager
 async def http_world(*, http: Mapping[str, Any] | None = None) -> AsyncIterator[HttpWorld]:
     """Serve until left; `http` is the config's `router.http`, where it is not its default."""
-    pair = _pair()
+    pair, own = loaded_pair(), {"http": HttpConfig.model_validate(http or {})}
+    async with served_pair(pair, pair.config.router.model_copy(update=_ROUTER | own)) as world:
+        yield world
+
+
+@asynccontextmanager
+async def served_pair(pair: LoadedPair, router: RouterConfig) -> AsyncIterator[HttpWorld]:
+    """Serve a pair until left."""
     engines = pair.engines(has_threads=True)
     assert engines.constraint_pool is not None
     engines.constraint_pool.begin_rewards()  # within a case, its task would be said to be left
-    service = engines.service(
-        pair.config.router.model_copy(update={"http": HttpConfig.model_validate(http or {})})
-    )
+    service = engines.service(router)
     try:
         yield HttpWorld(create_app(service.http), engines, pair.grammars)
     finally:
         await engines.close()
-
-
-@cache
-def _pair() -> LoadedPair:
-    model = {
-        "max_model_len": MAX_MODEL_LEN,
-        "kv_cache_tokens": KV_CACHE_TOKENS,
-        "block_size": BLOCK_SIZE,
-        "max_num_batched_tokens": MAX_BATCH_ROWS,
-        "num_threads": 1,
-    }
-    folder = pair_folder()
-    router = {
-        "model_name": MODEL,
-        "default_max_tokens": 16,
-        "max_tokens_limit": 256,
-        "body_limit_bytes": BODY_LIMIT_BYTES,
-        "max_sessions": 16,
-    }
-    parts = {part: model | {"model_path": str(folder / part)} for part in ("target", "draft")}
-    return LoadedPair(local_config({**parts, "router": router}))
 
 
 @asynccontextmanager
@@ -102,6 +92,17 @@ async def listening(world: HttpWorld) -> AsyncIterator[str]:
         server.should_exit = True
         await serving
         listener.close()
+
+
+async def post(app: ASGIApp, path: str, body: dict[str, Any], limit_s: float) -> HttpAnswer:
+    """Send a body as JSON, and gather the whole answer.
+
+    Raises:
+        TimeoutError: there is none within `limit_s`.
+    """
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    async with asyncio.timeout(limit_s):
+        return await ask(app, Attack("POST", path, headers, [json.dumps(body).encode()]))
 
 
 async def ask(app: ASGIApp, attack: Attack) -> HttpAnswer:

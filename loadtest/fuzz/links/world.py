@@ -24,7 +24,7 @@ from deployments.link.client import LinkChannel, LinkClient
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LinkServer
 from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, pair_folder
-from loadtest.fuzz.engines.world import draft_runner, emptied, target_runner
+from loadtest.fuzz.engines.world import loaded_pair
 from loadtest.fuzz.http.bodies import MODEL
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
@@ -36,6 +36,7 @@ from models.protocol.messages import (
     LeaseGrant,
     LeaseRequest,
 )
+from router.drafters.draft_model import POOL
 
 _JOIN_S = 10.0
 _IDLE_TIMEOUT_S = 600.0
@@ -47,7 +48,7 @@ class LinkEngine:
     def __init__(self, kind: type[TargetEngine] | type[DraftEngine], runner: ModelRunner) -> None:
         self._masks = LinkMaskSource()
         self._server: LinkServer[EngineRequest] = LinkServer(EngineRequest)
-        self.runner = emptied(runner)
+        self.runner = runner
         self.engine = kind(self.runner, self._masks, self._server.endpoint.epoch)
         self.loop = EngineLoop(
             self.engine, LinkPort(self._server), idle_timeout_s=_IDLE_TIMEOUT_S, poll_s=0.02
@@ -166,8 +167,9 @@ async def constraint_replica() -> AsyncIterator[ConstraintReplica]:
 @asynccontextmanager
 async def link_engines() -> AsyncIterator[tuple[LinkEngine, LinkEngine]]:
     """Yield a target and a draft behind sockets."""
-    target = LinkEngine(TargetEngine, target_runner())
-    draft = LinkEngine(DraftEngine, draft_runner())
+    pair = loaded_pair()
+    target = LinkEngine(TargetEngine, pair.target)
+    draft = LinkEngine(DraftEngine, pair.drafts[POOL])
     try:
         yield target, draft
     finally:
