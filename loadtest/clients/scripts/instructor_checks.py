@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import instructor
@@ -38,14 +39,8 @@ def order_in(service: Service, mode: instructor.Mode) -> str:
     return expect_order(order.model_dump())
 
 
-@checks.named("mode JSON_SCHEMA")
-def json_schema(service: Service) -> str:
-    return order_in(service, instructor.Mode.JSON_SCHEMA)
-
-
-@checks.named("mode JSON")
-def json_mode(service: Service) -> str:
-    return order_in(service, instructor.Mode.JSON)
+for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON, instructor.Mode.TOOLS):
+    checks.named(f"mode {mode.name}")(partial(order_in, mode=mode))
 
 
 @checks.named("mode JSON_SCHEMA: async")
@@ -62,12 +57,15 @@ def asynchronous(service: Service) -> str:
     return expect_order(asyncio.run(ask()).model_dump())
 
 
-@checks.named("mode JSON_SCHEMA: partial objects of a stream")
-def partial(service: Service) -> str:
-    client = instructor.from_openai(OpenAI(**connection(service)), mode=instructor.Mode.JSON_SCHEMA)
+def streamed(service: Service, mode: instructor.Mode) -> str:
+    client = instructor.from_openai(OpenAI(**connection(service)), mode=mode)
     parts = list(client.chat.completions.create_partial(response_model=Order, **options(service)))
     expect(len(parts) > 1, f"{len(parts)} parts")
     return expect_order(parts[-1].model_dump())
+
+
+for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
+    checks.named(f"mode {mode.name}: partial objects of a stream")(partial(streamed, mode=mode))
 
 
 @checks.named("mode JSON_SCHEMA: with the completion")
@@ -78,19 +76,6 @@ def with_completion(service: Service) -> str:
     )
     expect(answer.usage.completion_tokens > 0, f"usage {answer.usage}")
     return expect_order(order.model_dump())
-
-
-@checks.named("mode TOOLS")
-def tools(service: Service) -> str:
-    return order_in(service, instructor.Mode.TOOLS)
-
-
-@checks.named("mode TOOLS: partial objects of a stream")
-def partial_tools(service: Service) -> str:
-    client = instructor.from_openai(OpenAI(**connection(service)), mode=instructor.Mode.TOOLS)
-    parts = list(client.chat.completions.create_partial(response_model=Order, **options(service)))
-    expect(len(parts) > 1, f"{len(parts)} parts")
-    return expect_order(parts[-1].model_dump())
 
 
 if __name__ == "__main__":

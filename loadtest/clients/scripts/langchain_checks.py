@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
@@ -24,15 +25,20 @@ from loadtest.clients.scripts.order import Order
 checks = Checks()
 
 
+def of(service: Service) -> dict[str, Any]:
+    """Return the arguments that name the server and the model."""
+    return {
+        "model": service.model,
+        "base_url": service.base_url,
+        "api_key": "none",
+        "timeout": TIMEOUT_S,
+        "max_retries": 0,
+        "seed": 7,
+    }
+
+
 def chat_of(service: Service, **options: Any) -> ChatOpenAI:
-    return ChatOpenAI(
-        model=service.model,
-        base_url=service.base_url,
-        api_key="none",
-        timeout=TIMEOUT_S,
-        max_retries=0,
-        **{"max_tokens": 60, "temperature": 0.7, "seed": 7, **options},
-    )
+    return ChatOpenAI(**{**of(service), "max_tokens": 60, "temperature": 0.7, **options})
 
 
 @checks.named("invoke")
@@ -91,14 +97,12 @@ def structured(service: Service, **options: Any) -> str:
     return expect_order(answer["parsed"].model_dump())
 
 
-@checks.named("with_structured_output: json_schema")
-def json_schema(service: Service) -> str:
-    return structured(service, method="json_schema")
-
-
-@checks.named("with_structured_output: json_schema, strict")
-def json_schema_strict(service: Service) -> str:
-    return structured(service, method="json_schema", strict=True)
+for name, way in (
+    ("json_schema", {"method": "json_schema"}),
+    ("json_schema, strict", {"method": "json_schema", "strict": True}),
+    ("function_calling", {"method": "function_calling"}),
+):
+    checks.named(f"with_structured_output: {name}")(partial(structured, **way))
 
 
 @checks.named("with_structured_output: json_mode")
@@ -147,15 +151,7 @@ def asynchronous(service: Service) -> str:
 
 
 def text_of(service: Service) -> OpenAI:
-    return OpenAI(
-        model=service.model,
-        base_url=service.base_url,
-        api_key="none",
-        timeout=TIMEOUT_S,
-        max_retries=0,
-        max_tokens=20,
-        seed=7,
-    )
+    return OpenAI(**of(service), max_tokens=20)
 
 
 @checks.named("text completion: stream")
@@ -190,11 +186,6 @@ def tool_stream(service: Service) -> str:
     after = chat.bind_tools([Order]).invoke([HumanMessage(ORDER), whole, result])
     expect(after.response_metadata.get("finish_reason"), "no finish reason")
     return found
-
-
-@checks.named("with_structured_output: function_calling")
-def function_calling(service: Service) -> str:
-    return structured(service, method="function_calling")
 
 
 if __name__ == "__main__":

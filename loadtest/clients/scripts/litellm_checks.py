@@ -21,7 +21,10 @@ from loadtest.clients.scripts.checks import (
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()
-MESSAGES = [{"role": "user", "content": STORY}]
+
+
+def said(text: str = STORY) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def of(service: Service, provider: str = "openai") -> dict[str, Any]:
@@ -35,9 +38,18 @@ def of(service: Service, provider: str = "openai") -> dict[str, Any]:
     }
 
 
+def complete(service: Service, text: str = STORY, **options: Any) -> Any:
+    return litellm.completion(messages=said(text), **{**of(service), **options})
+
+
+def record_of(service: Service, wanted: Any) -> str:
+    answer = complete(service, ORDER, response_format=wanted, temperature=0)
+    return str(answer.choices[0].message.content)
+
+
 @checks.named("completion")
 def completion(service: Service) -> str:
-    answer = litellm.completion(messages=MESSAGES, max_tokens=30, seed=7, **of(service))
+    answer = complete(service, max_tokens=30, seed=7)
     expect(answer.choices[0].message.content, "no text")
     expect(answer.choices[0].finish_reason in ("stop", "length"), "no finish reason")
     expect(answer.usage.completion_tokens > 0, f"usage {answer.usage}")
@@ -46,20 +58,13 @@ def completion(service: Service) -> str:
 
 @checks.named("completion: stream with usage")
 def stream(service: Service) -> str:
-    whole = litellm.completion(messages=MESSAGES, max_tokens=30, seed=7, **of(service))
-    chunks = list(
-        litellm.completion(
-            messages=MESSAGES,
-            max_tokens=30,
-            seed=7,
-            stream=True,
-            stream_options={"include_usage": True},
-            **of(service),
-        )
-    )
+    options: dict[str, Any] = {"max_tokens": 30, "seed": 7}
+    whole = complete(service, **options)
+    with_usage: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(complete(service, **options, **with_usage))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     expect(text == whole.choices[0].message.content, f"the stream said {text!r}")
-    built = litellm.stream_chunk_builder(chunks, messages=MESSAGES)
+    built = litellm.stream_chunk_builder(chunks, messages=said())
     expect(built.usage.completion_tokens == whole.usage.completion_tokens, f"{built.usage}")
     return f"{len(chunks)} chunks"
 
@@ -67,7 +72,7 @@ def stream(service: Service) -> str:
 @checks.named("acompletion: whole and stream, four at once")
 def asynchronous(service: Service) -> str:
     async def one(seed: int) -> tuple[str, str]:
-        options = {"messages": MESSAGES, "max_tokens": 20, "seed": seed, **of(service)}
+        options = {"messages": said(), "max_tokens": 20, "seed": seed, **of(service)}
         whole = await litellm.acompletion(**options)
         text = ""
         async for chunk in await litellm.acompletion(stream=True, **options):
@@ -84,53 +89,26 @@ def asynchronous(service: Service) -> str:
 
 @checks.named("completion: json_schema from a pydantic model")
 def json_schema_model(service: Service) -> str:
-    answer = litellm.completion(
-        messages=[{"role": "user", "content": ORDER}],
-        response_format=Order,
-        temperature=0,
-        **of(service),
-    )
-    return expect_order(json.loads(answer.choices[0].message.content))
+    return expect_order(json.loads(record_of(service, Order)))
 
 
 @checks.named("completion: json_schema as a dictionary")
 def json_schema(service: Service) -> str:
-    answer = litellm.completion(
-        messages=[{"role": "user", "content": ORDER}],
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "order", "schema": Order.model_json_schema()},
-        },
-        temperature=0,
-        **of(service),
-    )
-    return expect_order(json.loads(answer.choices[0].message.content))
+    schema = {"name": "order", "schema": Order.model_json_schema()}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    return expect_order(json.loads(record_of(service, wanted)))
 
 
 @checks.named("completion: json_object")
 def json_object(service: Service) -> str:
-    answer = litellm.completion(
-        messages=[{"role": "user", "content": ORDER}],
-        response_format={"type": "json_object"},
-        temperature=0,
-        **of(service),
-    )
-    found = json.loads(answer.choices[0].message.content)
+    found = json.loads(record_of(service, {"type": "json_object"}))
     expect(isinstance(found, dict), f"{found!r} is no object")
     return json.dumps(found)
 
 
 @checks.named("completion: logprobs, n, stop")
 def logprobs(service: Service) -> str:
-    answer = litellm.completion(
-        messages=MESSAGES,
-        max_tokens=20,
-        logprobs=True,
-        top_logprobs=2,
-        n=2,
-        stop=["."],
-        **of(service),
-    )
+    answer = complete(service, max_tokens=20, logprobs=True, top_logprobs=2, n=2, stop=["."])
     expect(len(answer.choices) == 2, f"{len(answer.choices)} choices")
     entries = answer.choices[0].logprobs.content
     return f"{len(entries)} tokens"
@@ -170,8 +148,9 @@ def prompts(service: Service) -> str:
 
 @checks.named("hosted_vllm: completion with guided choice")
 def hosted_vllm(service: Service) -> str:
-    answer = litellm.completion(
-        messages=[{"role": "user", "content": "What is the opposite of big?"}],
+    answer = complete(
+        service,
+        "What is the opposite of big?",
         temperature=0,
         extra_body={"structured_outputs": {"choice": ["fast", "small", "cold"]}},
         **of(service, "hosted_vllm"),
@@ -186,12 +165,12 @@ def errors(service: Service) -> str:
     cases: list[tuple[type[Exception], dict[str, Any]]] = [
         (litellm.NotFoundError, {"model": "openai/no-such-model"}),
         (litellm.BadRequestError, {"temperature": 9.0}),
-        (litellm.ContextWindowExceededError, {"messages": [_long_message()]}),
+        (litellm.ContextWindowExceededError, {"text": "word " * 20_000}),
     ]
     names = []
     for kind, change in cases:
         try:
-            litellm.completion(**{**of(service), "messages": MESSAGES, **change})
+            complete(service, **change)
         except openai.OpenAIError as error:
             expect(isinstance(error, kind), f"{type(error).__name__}, not {kind.__name__}: {error}")
             names.append(type(error).__name__)
@@ -200,23 +179,13 @@ def errors(service: Service) -> str:
     return str(names)
 
 
-def _long_message() -> dict[str, str]:
-    return {"role": "user", "content": "word " * 20_000}
-
-
 @checks.named("tools: a required call")
 def tools(service: Service) -> str:
     tool = {
         "type": "function",
         "function": {"name": "record", "parameters": Order.model_json_schema()},
     }
-    answer = litellm.completion(
-        messages=[{"role": "user", "content": ORDER}],
-        tools=[tool],
-        tool_choice="required",
-        temperature=0,
-        **of(service),
-    )
+    answer = complete(service, ORDER, tools=[tool], tool_choice="required", temperature=0)
     calls = answer.choices[0].message.tool_calls or []
     expect(len(calls) == 1, f"calls {calls}")
     return expect_order(json.loads(calls[0].function.arguments))

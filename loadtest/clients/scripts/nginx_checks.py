@@ -12,7 +12,8 @@ from typing import Any
 
 import openai
 
-from loadtest.clients.scripts.checks import STORY, CheckFailed, Checks, Service, expect
+from loadtest.clients.scripts.checks import CheckFailed, Checks, Service, expect
+from loadtest.clients.scripts.openai_parts import client
 
 checks = Checks()
 
@@ -27,14 +28,7 @@ def client_of(service: Service) -> openai.OpenAI:
 
 
 def asked(service: Service, **options: Any) -> dict[str, Any]:
-    turns = [{"role": "user", "content": STORY}]
-    return {
-        "model": service.model,
-        "messages": turns,
-        "temperature": 0,
-        "max_tokens": 40,
-        **options,
-    }
+    return client.asked(service, **{"temperature": 0, "max_tokens": 40, **options})
 
 
 def occupy(service: Service, seed: int) -> float:

@@ -6,18 +6,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
-from openai.types.responses import ResponseTextDeltaEvent
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
 
 from loadtest.clients.scripts import openai_agents_responses
-from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect, expect_order
+from loadtest.clients.scripts.checks import STORY, Checks, Service, expect
+from loadtest.clients.scripts.openai_agents_responses import (
+    client_of,
+    recorded,
+    streamed,
+    told,
+    weather_tool,
+)
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()
@@ -25,9 +24,7 @@ set_tracing_disabled(True)
 
 
 def agent_of(service: Service, **options: Any) -> Agent[None]:
-    model = OpenAIChatCompletionsModel(
-        model=service.model, openai_client=openai_agents_responses.client_of(service)
-    )
+    model = OpenAIChatCompletionsModel(model=service.model, openai_client=client_of(service))
     given = {
         "name": "assistant",
         "model": model,
@@ -38,35 +35,20 @@ def agent_of(service: Service, **options: Any) -> Agent[None]:
 
 @checks.named("run: text")
 def text(service: Service) -> str:
-    agent = agent_of(service, instructions="You tell stories.")
-    answer = asyncio.run(Runner.run(agent, STORY))
-    expect(answer.final_output, "no text")
-    return repr(answer.final_output)
+    return told(agent_of(service, instructions="You tell stories."))
 
 
 @checks.named("run: stream with usage")
 def stream(service: Service) -> str:
-    async def ask() -> tuple[str, str, int]:
-        settings = ModelSettings(temperature=0, max_tokens=100, include_usage=True)
-        run = Runner.run_streamed(agent_of(service, model_settings=settings), STORY)
-        text = ""
-        async for event in run.stream_events():
-            if event.type == "raw_response_event" and isinstance(
-                event.data, ResponseTextDeltaEvent
-            ):
-                text += event.data.delta
-        return text, str(run.final_output), run.context_wrapper.usage.output_tokens
-
-    text, final, num_tokens = asyncio.run(ask())
-    expect(text and text == final, f"the stream said {text!r}, its end {final!r}")
+    settings = ModelSettings(temperature=0, max_tokens=100, include_usage=True)
+    _, num_tokens = asyncio.run(streamed(agent_of(service, model_settings=settings)))
     expect(num_tokens > 0, "no usage")
     return f"{num_tokens} tokens"
 
 
 @checks.named("run: output_type (json_schema)")
 def output_type(service: Service) -> str:
-    answer = asyncio.run(Runner.run(agent_of(service, output_type=Order), ORDER))
-    return expect_order(answer.final_output.model_dump())
+    return recorded(agent_of(service, output_type=Order))
 
 
 @checks.named("run: two turns")
@@ -83,15 +65,8 @@ def two_turns(service: Service) -> str:
 @checks.named("run: a function tool")
 def tools(service: Service) -> str:
     calls: list[str] = []
-
-    @function_tool
-    def weather(city: str) -> str:
-        """The weather in a city."""
-        calls.append(city)
-        return "sunny"
-
     settings = ModelSettings(temperature=0, max_tokens=100, tool_choice="required")
-    agent = agent_of(service, tools=[weather], model_settings=settings)
+    agent = agent_of(service, tools=[weather_tool(calls)], model_settings=settings)
     asyncio.run(Runner.run(agent, "What is the weather in Delhi?", max_turns=3))
     expect(calls, "the tool was not called")
     return str(calls)

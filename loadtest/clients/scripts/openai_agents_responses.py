@@ -56,11 +56,43 @@ def agent_of(service: Service, settings: ModelSettings | None = None, **options:
     )
 
 
-@checks.named("responses: text")
-def text(service: Service) -> str:
-    answer = asyncio.run(Runner.run(agent_of(service, instructions="You tell stories."), STORY))
+def told(agent: Agent[Any]) -> str:
+    answer = asyncio.run(Runner.run(agent, STORY))
     expect(answer.final_output, "no text")
     return repr(answer.final_output)
+
+
+async def streamed(agent: Agent[Any]) -> tuple[str, int]:
+    """Return the text of a stream, which its end must have too, and the tokens of its usage."""
+    run, found = Runner.run_streamed(agent, STORY), ""
+    async for event in run.stream_events():
+        if event.type == "raw_response_event" and isinstance(event.data, ResponseTextDeltaEvent):
+            found += event.data.delta
+    final = str(run.final_output)
+    expect(found and found == final, f"the stream said {found!r}, its end {final!r}")
+    return final, run.context_wrapper.usage.output_tokens
+
+
+def recorded(agent: Agent[Any]) -> str:
+    answer = asyncio.run(Runner.run(agent, ORDER))
+    return expect_order(answer.final_output.model_dump())
+
+
+def weather_tool(calls: list[str]) -> Any:
+    """Return a tool that notes the cities that it is called with."""
+
+    @function_tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        calls.append(city)
+        return "sunny"
+
+    return weather
+
+
+@checks.named("responses: text")
+def text(service: Service) -> str:
+    return told(agent_of(service, instructions="You tell stories."))
 
 
 @checks.named("responses: reasoning settings that ask for nothing")
@@ -77,35 +109,18 @@ def reasoning(service: Service) -> str:
 
 @checks.named("responses: stream")
 def stream(service: Service) -> str:
-    async def ask() -> tuple[str, str]:
-        run, found = Runner.run_streamed(agent_of(service), STORY), ""
-        async for event in run.stream_events():
-            if event.type == "raw_response_event" and isinstance(
-                event.data, ResponseTextDeltaEvent
-            ):
-                found += event.data.delta
-        return found, str(run.final_output)
-
-    found, final = asyncio.run(ask())
-    expect(found and found == final, f"the stream said {found!r}, its end {final!r}")
-    return repr(final)
+    return repr(asyncio.run(streamed(agent_of(service)))[0])
 
 
 @checks.named("responses: output_type (json_schema)")
 def output_type(service: Service) -> str:
-    answer = asyncio.run(Runner.run(agent_of(service, output_type=Order), ORDER))
-    return expect_order(answer.final_output.model_dump())
+    return recorded(agent_of(service, output_type=Order))
 
 
 @checks.named("responses: tool calls carried back over three turns")
 def carried(service: Service) -> str:
     calls: list[str] = []
-
-    @function_tool
-    def weather(city: str) -> str:
-        """The weather in a city."""
-        calls.append(city)
-        return "sunny"
+    weather = weather_tool(calls)
 
     async def ask() -> int:
         settings = ModelSettings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
@@ -25,19 +26,15 @@ from loadtest.clients.scripts.openai_parts import (
     responses,
     tools,
 )
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.openai_parts.client import asked, chat, client_of
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()
 
 
 def story(service: Service, seed: int = 7) -> ChatCompletion:
-    return client_of(service).chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
-        max_completion_tokens=40,
-        seed=seed,
-    )
+    answer: ChatCompletion = chat(service, max_completion_tokens=40, seed=seed)
+    return answer
 
 
 def story_text(service: Service) -> str:
@@ -53,7 +50,7 @@ def models(service: Service) -> str:
 
 
 @checks.named("chat")
-def chat(service: Service) -> str:
+def whole(service: Service) -> str:
     answer = story(service)
     usage = answer.usage
     expect(usage is not None, "the answer has no usage")
@@ -81,15 +78,8 @@ def seeds(service: Service) -> str:
 
 @checks.named("chat: stream with usage")
 def chat_stream(service: Service) -> str:
-    stream = client_of(service).chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
-        max_completion_tokens=40,
-        seed=7,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(chat(service, max_completion_tokens=40, seed=7, **options))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     expect(text == story_text(service), f"the stream said {text!r}")
     expect(chunks[-1].usage is not None, "the last chunk has no usage")
@@ -98,12 +88,8 @@ def chat_stream(service: Service) -> str:
 
 @checks.named("chat: stream helper")
 def chat_stream_helper(service: Service) -> str:
-    with client_of(service).chat.completions.stream(
-        model=service.model,
-        messages=[{"role": "user", "content": ORDER}],
-        response_format=Order,
-        temperature=0,
-    ) as stream:
+    wanted = asked(service, ORDER, response_format=Order, temperature=0)
+    with client_of(service).chat.completions.stream(**wanted) as stream:
         kinds = {event.type for event in stream}
         answer = stream.get_final_completion()
     parsed = answer.choices[0].message.parsed
@@ -114,9 +100,8 @@ def chat_stream_helper(service: Service) -> str:
 
 @checks.named("chat: stream_options of other servers' clients")
 def stream_options(service: Service) -> str:
-    stream = client_of(service).chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
+    stream = chat(
+        service,
         max_completion_tokens=20,
         stream=True,
         stream_options={"include_usage": True, "include_obfuscation": False},
@@ -136,24 +121,15 @@ def stream_options(service: Service) -> str:
 
 @checks.named("chat: json_schema from a pydantic model (parse)")
 def parse(service: Service) -> str:
-    answer = client_of(service).chat.completions.parse(
-        model=service.model,
-        messages=[{"role": "user", "content": ORDER}],
-        response_format=Order,
-        temperature=0,
-    )
+    wanted = asked(service, ORDER, response_format=Order, temperature=0)
+    answer = client_of(service).chat.completions.parse(**wanted)
     parsed = answer.choices[0].message.parsed
     return expect_order(parsed.model_dump() if parsed else {})
 
 
 @checks.named("chat: json_object")
 def json_object(service: Service) -> str:
-    answer = client_of(service).chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": ORDER}],
-        response_format={"type": "json_object"},
-        temperature=0,
-    )
+    answer = chat(service, ORDER, response_format={"type": "json_object"}, temperature=0)
     found = json.loads(answer.choices[0].message.content or "")
     expect(isinstance(found, dict), f"{found!r} is no object")
     return json.dumps(found)
@@ -161,13 +137,7 @@ def json_object(service: Service) -> str:
 
 @checks.named("chat: logprobs")
 def logprobs(service: Service) -> str:
-    answer = client_of(service).chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
-        max_completion_tokens=10,
-        logprobs=True,
-        top_logprobs=3,
-    )
+    answer = chat(service, max_completion_tokens=10, logprobs=True, top_logprobs=3)
     content = answer.choices[0].logprobs.content if answer.choices[0].logprobs else None
     expect(content, "the answer has no logprobs")
     entries = content or []
@@ -179,23 +149,15 @@ def logprobs(service: Service) -> str:
 
 @checks.named("chat: n=3, stop, a conversation sent back")
 def conversation(service: Service) -> str:
-    client = client_of(service)
-    first = client.chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
-        max_completion_tokens=40,
-        n=3,
-        stop=["."],
-        seed=7,
-    )
+    first = chat(service, max_completion_tokens=40, n=3, stop=["."], seed=7)
     expect(len(first.choices) == 3, f"{len(first.choices)} choices")
     expect(all("." not in (c.message.content or "") for c in first.choices), "stop was ignored")
-    second = client.chat.completions.create(
-        model=service.model,
+    second = chat(
+        service,
         messages=[
             {"role": "system", "content": "You tell stories."},
             {"role": "user", "content": [{"type": "text", "text": STORY}]},
-            first.choices[0].message.model_dump(),  # type: ignore[list-item]  # as users do it
+            first.choices[0].message.model_dump(),  # as users do it
             {"role": "user", "content": "Go on."},
         ],
         max_completion_tokens=10,
@@ -212,10 +174,7 @@ def at_once(service: Service) -> str:
             return await asyncio.gather(
                 *(
                     client.chat.completions.create(
-                        model=service.model,
-                        messages=[{"role": "user", "content": STORY}],
-                        max_completion_tokens=20,
-                        seed=seed,
+                        **asked(service, max_completion_tokens=20, seed=seed)
                     )
                     for seed in range(8)
                 )
@@ -229,9 +188,7 @@ def at_once(service: Service) -> str:
 @checks.named("raw response: request id")
 def raw(service: Service) -> str:
     answer = client_of(service).chat.completions.with_raw_response.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
-        max_completion_tokens=1,
+        **asked(service, max_completion_tokens=1)
     )
     expect(answer.parse()._request_id, "no x-request-id")
     return str(answer.headers.get("x-request-id"))

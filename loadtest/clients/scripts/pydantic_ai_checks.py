@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
@@ -69,17 +70,15 @@ def stream(service: Service) -> str:
     return f"{len(parts)} parts, {num_tokens} tokens"
 
 
-@checks.named("NativeOutput (json_schema)")
-def native(service: Service) -> str:
-    agent = agent_of(service, output_type=NativeOutput(Order))
+def structured(service: Service, output_type: Any) -> str:
+    agent = agent_of(service, output_type=output_type)
     answer = agent.run_sync(ORDER, model_settings=settings(temperature=0))
     return expect_order(answer.output.model_dump())
 
 
-@checks.named("NativeOutput (json_schema): stream")
-def native_stream(service: Service) -> str:
+def streamed(service: Service, output_type: Any) -> str:
     async def ask() -> Order:
-        agent = agent_of(service, output_type=NativeOutput(Order))
+        agent = agent_of(service, output_type=output_type)
         async with agent.run_stream(ORDER, model_settings=settings(temperature=0)) as answer:
             order: Order = await answer.get_output()
             return order
@@ -87,29 +86,14 @@ def native_stream(service: Service) -> str:
     return expect_order(asyncio.run(ask()).model_dump())
 
 
-@checks.named("PromptedOutput")
-def prompted(service: Service) -> str:
-    agent = agent_of(service, output_type=PromptedOutput(Order))
-    answer = agent.run_sync(ORDER, model_settings=settings(temperature=0))
-    return expect_order(answer.output.model_dump())
-
-
-@checks.named("output_type by its default (a tool)")
-def tool_output(service: Service) -> str:
-    agent = agent_of(service, output_type=Order)
-    answer = agent.run_sync(ORDER, model_settings=settings(temperature=0))
-    return expect_order(answer.output.model_dump())
-
-
-@checks.named("output_type by its default (a tool): stream")
-def tool_output_stream(service: Service) -> str:
-    async def ask() -> Order:
-        agent = agent_of(service, output_type=Order)
-        async with agent.run_stream(ORDER, model_settings=settings(temperature=0)) as answer:
-            order: Order = await answer.get_output()
-            return order
-
-    return expect_order(asyncio.run(ask()).model_dump())
+for name, output_type, asking in (
+    ("NativeOutput (json_schema)", NativeOutput(Order), structured),
+    ("NativeOutput (json_schema): stream", NativeOutput(Order), streamed),
+    ("PromptedOutput", PromptedOutput(Order), structured),
+    ("output_type by its default (a tool)", Order, structured),
+    ("output_type by its default (a tool): stream", Order, streamed),
+):
+    checks.named(name)(partial(asking, output_type=output_type))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,13 @@ from typing import Any
 import openai
 
 from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.openai_parts.client import (
+    asked,
+    chat,
+    client_of,
+    complete,
+    respond,
+)
 
 checks = Checks()
 
@@ -103,9 +109,7 @@ def refused_of(asked: dict[str, Any]) -> list[str]:
 def turns(service: Service) -> str:
     def asking(said: list[dict[str, Any]]) -> Any:
         messages: Any = [QUESTION, *said, GO_ON]
-        return lambda: client_of(service).chat.completions.create(
-            model=service.model, messages=messages, tools=[WEATHER], max_tokens=4
-        )
+        return lambda: chat(service, messages=messages, tools=[WEATHER], max_tokens=4)
 
     refused = refused_of({name: asking(said) for name, said in TURNS.items()})
     expect(not refused, f"{len(refused)} refused: {'; '.join(refused)}")
@@ -117,9 +121,7 @@ def items(service: Service) -> str:
     def asking(said: list[dict[str, Any]]) -> Any:
         given: Any = [QUESTION, *said, GO_ON]
         tool: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS}
-        return lambda: client_of(service).responses.create(
-            model=service.model, input=given, tools=[tool], max_output_tokens=16
-        )
+        return lambda: respond(service, given, tools=[tool], max_output_tokens=16)
 
     refused = refused_of({name: asking(said) for name, said in ITEMS.items()})
     expect(not refused, f"{len(refused)} refused: {'; '.join(refused)}")
@@ -128,32 +130,23 @@ def items(service: Service) -> str:
 
 @checks.named("history: a call that max_tokens cut, as it came")
 def cut(service: Service) -> str:
-    client = client_of(service)
-    messages: list[Any] = [{"role": "user", "content": ORDER}]
-    asked: Any = {"model": service.model, "tools": [WEATHER], "tool_choice": "required"}
-    first = client.chat.completions.create(**asked, messages=messages, max_tokens=8)
+    first = chat(service, ORDER, tools=[WEATHER], tool_choice="required", max_tokens=8)
     message = first.choices[0].message
     results: list[Any] = [
         {"role": "tool", "tool_call_id": call.id, "content": "cut"}
         for call in message.tool_calls or []
     ]
-    going_on: list[Any] = [GO_ON]
-    after = client.chat.completions.create(
-        **asked | {"tool_choice": "auto"},
-        messages=[*messages, message, *results, *going_on],
-        max_tokens=8,
-    )
+    turns = [{"role": "user", "content": ORDER}, message, *results, GO_ON]
+    after = chat(service, messages=turns, tools=[WEATHER], tool_choice="auto", max_tokens=8)
     return f"{message.tool_calls or message.content!r}; {after.choices[0].finish_reason}"
 
 
 @checks.named("nulls: every field that asks for nothing")
 def nulls(service: Service) -> str:
     def asking(fields: dict[str, Any]) -> Any:
-        body: Any = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 4, **fields}
         # Past the client's own types, which leave out what is None.
-        return lambda: client_of(service).post(
-            "/chat/completions", cast_to=object, body={"model": service.model, **body}
-        )
+        body = asked(service, max_tokens=4, **fields)
+        return lambda: client_of(service).post("/chat/completions", cast_to=object, body=body)
 
     each = {name: asking({name: value}) for name, value in NOTHING.items()}
     refused = refused_of({**each, "all": asking(NOTHING)})
@@ -163,9 +156,7 @@ def nulls(service: Service) -> str:
 
 @checks.named("scores: echo with logprobs and max_tokens 0")
 def scores(service: Service) -> str:
-    answer = client_of(service).completions.create(
-        model=service.model, prompt=STORY, echo=True, logprobs=1, max_tokens=0
-    )
+    answer = complete(service, STORY, echo=True, logprobs=1, max_tokens=0)
     choice = answer.choices[0]
     expect(choice.text == STORY, f"text {choice.text!r}")
     logprobs: Any = choice.logprobs

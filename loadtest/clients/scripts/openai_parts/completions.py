@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from loadtest.clients.scripts.checks import Checks, Service, expect
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.openai_parts.client import complete
 
 checks = Checks()
 
 
 @checks.named("completions: text, stream, token ids")
 def completions(service: Service) -> str:
-    client = client_of(service)
-    whole = client.completions.create(
-        model=service.model, prompt="Once upon a time", max_tokens=20, seed=7
-    )
-    stream = client.completions.create(
-        model=service.model, prompt="Once upon a time", max_tokens=20, seed=7, stream=True
-    )
+    whole = complete(service, max_tokens=20, seed=7)
+    stream = complete(service, max_tokens=20, seed=7, stream=True)
     text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
     expect(text == whole.choices[0].text, f"the stream said {text!r}")
-    ids = client.completions.create(model=service.model, prompt=[5, 6, 7], max_tokens=3)
+    ids = complete(service, [5, 6, 7], max_tokens=3)
     expect(ids.usage and ids.usage.prompt_tokens == 3, "three ids are not three prompt tokens")
     return repr(text)
 
 
 @checks.named("completions: a list of prompts")
 def prompts(service: Service) -> str:
-    client = client_of(service)
     texts = ["Once upon a time", "def add(a, b):"]
-    answer = client.completions.create(
-        model=service.model, prompt=texts, max_tokens=12, temperature=0
-    )
-    alone = [
-        client.completions.create(model=service.model, prompt=text, max_tokens=12, temperature=0)
-        for text in texts
-    ]
+    answer = complete(service, texts, max_tokens=12, temperature=0)
+    alone = [complete(service, text, max_tokens=12, temperature=0) for text in texts]
     expect([choice.index for choice in answer.choices] == [0, 1], "not choices 0 and 1")
     together = [choice.text for choice in answer.choices]
     expect(together == [one.choices[0].text for one in alone], f"together: {together}")
@@ -43,9 +32,7 @@ def prompts(service: Service) -> str:
 
 @checks.named("completions: logprobs, echo")
 def completion_logprobs(service: Service) -> str:
-    answer = client_of(service).completions.create(
-        model=service.model, prompt="Once upon a time", max_tokens=5, logprobs=2, echo=True
-    )
+    answer = complete(service, max_tokens=5, logprobs=2, echo=True)
     shape = answer.choices[0].logprobs
     expect(shape and shape.tokens and shape.token_logprobs, "no logprobs")
     tokens = (shape.tokens if shape else None) or []

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import openai
 
-from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.checks import ORDER, Checks, Service, expect
+from loadtest.clients.scripts.openai_parts.client import asked, chat, client_of
 
 checks = Checks()
 
@@ -25,18 +25,16 @@ def raised(kind: type[openai.APIStatusError], call: Callable[[], object]) -> ope
 
 @checks.named("errors: unknown model, bad value, too long, unknown route")
 def errors(service: Service) -> str:
-    client = client_of(service)
-
-    def ask(text: str = "Hi", model: str = service.model, temperature: float = 1.0) -> object:
-        return client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": text}], temperature=temperature
-        )
+    def ask(text: str = "Hi", **options: object) -> object:
+        return chat(service, text, **{"temperature": 1.0, **options})
 
     found = [
         raised(openai.NotFoundError, lambda: ask(model="no-such-model")),
         raised(openai.BadRequestError, lambda: ask(temperature=9.0)),
         raised(openai.BadRequestError, lambda: ask(text="word " * 20_000)),
-        raised(openai.NotFoundError, lambda: client.embeddings.create(model="m", input="x")),
+        raised(
+            openai.NotFoundError, lambda: client_of(service).embeddings.create(model="m", input="x")
+        ),
     ]
     expect(found[0].param == "model", f"param {found[0].param!r} of an unknown model")
     expect(found[1].param == "temperature", f"param {found[1].param!r} of a bad temperature")
@@ -47,26 +45,16 @@ def errors(service: Service) -> str:
 
 @checks.named("errors: a schema that cannot be served")
 def schema_error(service: Service) -> str:
-    error = raised(
-        openai.BadRequestError,
-        lambda: client_of(service).chat.completions.create(
-            model=service.model,
-            messages=[{"role": "user", "content": ORDER}],
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "s", "schema": {"type": "no-such-type"}},
-            },
-        ),
-    )
+    schema = {"name": "s", "schema": {"type": "no-such-type"}}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    error = raised(openai.BadRequestError, lambda: chat(service, ORDER, response_format=wanted))
     return str(error.message)
 
 
 @checks.named("errors: time-out of the client")
 def timeout(service: Service) -> str:
     try:
-        client_of(service).with_options(timeout=0.001).chat.completions.create(
-            model=service.model, messages=[{"role": "user", "content": STORY}]
-        )
+        client_of(service).with_options(timeout=0.001).chat.completions.create(**asked(service))
     except openai.APITimeoutError as error:
         return str(error)
     expect(False, "no APITimeoutError")

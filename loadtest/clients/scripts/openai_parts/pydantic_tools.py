@@ -15,7 +15,7 @@ import openai
 from pydantic import AnyUrl, Base64Bytes, BaseModel, ConfigDict, Field, SecretStr, create_model
 
 from loadtest.clients.scripts.checks import CheckFailed, Checks, Service, expect
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.openai_parts.client import asked, client_of
 
 checks = Checks()
 
@@ -157,8 +157,7 @@ def model_of(**kinds: Any) -> type[BaseModel]:
 
 
 def body(service: Service, **options: Any) -> dict[str, Any]:
-    turns = [{"role": "user", "content": ASKED}]
-    return {"model": service.model, "messages": turns, "temperature": 0, **options}
+    return asked(service, ASKED, **{"temperature": 0, **options})
 
 
 @checks.named("pydantic: a strict tool of the types that OpenAI's helper takes")
@@ -203,9 +202,9 @@ def named(service: Service) -> str:
     wrong, num_whole = [], 0
     for name, kind in USUAL.items():
         model = model_of(value=kind)
-        asked = body(service, tools=[tool_of("odd", model)], tool_choice=choice, max_tokens=60)
+        call_it = body(service, tools=[tool_of("odd", model)], tool_choice=choice, max_tokens=60)
         try:
-            answer = client_of(service).chat.completions.create(**asked)
+            answer = client_of(service).chat.completions.create(**call_it)
             if answer.choices[0].finish_reason == "length":
                 continue
             call: Any = (answer.choices[0].message.tool_calls or [])[0]

@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 
-from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect, expect_order
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.checks import ORDER, Checks, Service, expect, expect_order
+from loadtest.clients.scripts.openai_parts.client import chat, client_of, respond
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()
@@ -30,28 +30,18 @@ WEATHER: Any = {
 
 @checks.named("responses: the text of a chat")
 def text(service: Service) -> str:
-    client = client_of(service)
-    answer = client.responses.create(
-        model=service.model, input=STORY, temperature=0, max_output_tokens=40
-    )
-    chat = client.chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": STORY}],
-        temperature=0,
-        max_completion_tokens=40,
-    )
+    answer = respond(service, temperature=0, max_output_tokens=40)
+    told = chat(service, temperature=0, max_completion_tokens=40).choices[0].message.content
     expect(answer.output_text, "no text")
-    expect(answer.output_text == chat.choices[0].message.content, repr(answer.output_text))
+    expect(answer.output_text == told, repr(answer.output_text))
     expect(answer.usage and answer.usage.output_tokens > 0, f"usage {answer.usage}")
-    return answer.output_text
+    return str(answer.output_text)
 
 
 @checks.named("responses: stream")
 def stream(service: Service) -> str:
     text, kinds = "", []
-    for event in client_of(service).responses.create(
-        model=service.model, input=STORY, temperature=0, max_output_tokens=40, stream=True
-    ):
+    for event in respond(service, temperature=0, max_output_tokens=40, stream=True):
         kinds.append(event.type)
         if event.type == "response.output_text.delta":
             text += event.delta
@@ -84,11 +74,10 @@ def stream_helper(service: Service) -> str:
 
 @checks.named("responses: a function is called, and its result sent back")
 def function(service: Service) -> str:
-    client = client_of(service)
-    asked: Any = {"model": service.model, "tools": [WEATHER], "temperature": 0}
+    asked: Any = {"tools": [WEATHER], "temperature": 0}
     question: Any = {"role": "user", "content": "What is the weather in Delhi?"}
-    answer = client.responses.create(
-        **asked, input=[question], tool_choice="required", parallel_tool_calls=False
+    answer = respond(
+        service, [question], tool_choice="required", parallel_tool_calls=False, **asked
     )
     [call] = answer.output
     expect(call.type == "function_call", f"output {answer.output}")
@@ -99,12 +88,8 @@ def function(service: Service) -> str:
         "call_id": call.call_id,
         "output": "sunny",
     }
-    after = client.responses.create(
-        **asked,
-        input=[question, call.model_dump(), result],
-        tool_choice="none",
-        max_output_tokens=20,
-    )
+    turns = [question, call.model_dump(), result]
+    after = respond(service, turns, tool_choice="none", max_output_tokens=20, **asked)
     return f"{arguments}; {after.output_text!r}"
 
 
@@ -116,9 +101,9 @@ def allowed(service: Service) -> str:
         "mode": "required",
         "tools": [{"type": "function", "name": "news"}],
     }
-    answer = client_of(service).responses.create(
-        model=service.model,
-        input="What is the weather in Delhi?",
+    answer = respond(
+        service,
+        "What is the weather in Delhi?",
         tools=[WEATHER, other],
         tool_choice=choice,
         parallel_tool_calls=False,
@@ -131,15 +116,9 @@ def allowed(service: Service) -> str:
 
 @checks.named("responses: logprobs")
 def logprobs(service: Service) -> str:
-    answer = client_of(service).responses.create(
-        model=service.model,
-        input=STORY,
-        include=LOGPROBS,
-        top_logprobs=3,
-        max_output_tokens=10,
-        temperature=0,
-    )
-    part: Any = answer.output[0].content[0]  # type: ignore[union-attr,index]
+    wanted: Any = {"include": LOGPROBS, "top_logprobs": 3}
+    answer = respond(service, max_output_tokens=10, temperature=0, **wanted)
+    part: Any = answer.output[0].content[0]
     joined = "".join(entry.token for entry in part.logprobs)
     expect(joined == answer.output_text != "", f"tokens join to {joined!r}")
     expect(all(len(entry.top_logprobs) >= 3 for entry in part.logprobs), "fewer alternatives")
@@ -149,9 +128,7 @@ def logprobs(service: Service) -> str:
 @checks.named("responses: what is stored elsewhere is refused by name")
 def refused(service: Service) -> str:
     try:
-        client_of(service).responses.create(
-            model=service.model, input=STORY, previous_response_id="resp_1"
-        )
+        respond(service, previous_response_id="resp_1")
     except openai.BadRequestError as error:
         expect(error.param == "previous_response_id", f"param {error.param}")
         return error.message

@@ -19,7 +19,7 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
-from loadtest.clients.scripts.openai_parts.client import client_of
+from loadtest.clients.scripts.openai_parts.client import asked, client_of
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()
@@ -30,14 +30,9 @@ NAMED: Any = {"type": "function", "function": {"name": "record"}}
 
 
 def body(service: Service, text: str = ORDER, **options: Any) -> dict[str, Any]:
-    return {
-        "model": service.model,
-        "messages": [{"role": "user", "content": text}],
-        "tools": [RECORD],
-        "temperature": 0,
-        "max_tokens": 120,
-        **options,
-    }
+    return asked(
+        service, text, **{"tools": [RECORD], "temperature": 0, "max_tokens": 120, **options}
+    )
 
 
 def order_in(answer: ChatCompletion) -> str:
@@ -57,8 +52,8 @@ def required(service: Service) -> str:
 
 @checks.named("tools: a named function")
 def named(service: Service) -> str:
-    asked = body(service, tools=[NOTHING, RECORD], tool_choice=NAMED)
-    return order_in(client_of(service).chat.completions.create(**asked))
+    some = body(service, tools=[NOTHING, RECORD], tool_choice=NAMED)
+    return order_in(client_of(service).chat.completions.create(**some))
 
 
 @checks.named("tools: auto may answer in text")
@@ -90,8 +85,8 @@ def parsed(service: Service) -> str:
 def stream(service: Service) -> str:
     parts: list[str] = []
     # A salt of its own: the answer to the same request is drafted whole from memory.
-    asked = body(service, tool_choice=NAMED, extra_body={"cache_salt": uuid.uuid4().hex})
-    with client_of(service).chat.completions.stream(**asked) as events:
+    new = body(service, tool_choice=NAMED, extra_body={"cache_salt": uuid.uuid4().hex})
+    with client_of(service).chat.completions.stream(**new) as events:
         for event in events:
             if event.type == "tool_calls.function.arguments.delta":
                 parts.append(event.arguments_delta)
@@ -105,8 +100,8 @@ def stream(service: Service) -> str:
 
 @checks.named("tools: two choices, logprobs, usage")
 def choices(service: Service) -> str:
-    asked = body(service, tool_choice=NAMED, n=2, logprobs=True, seed=1)
-    answer = client_of(service).chat.completions.create(**asked)
+    two = body(service, tool_choice=NAMED, n=2, logprobs=True, seed=1)
+    answer = client_of(service).chat.completions.create(**two)
     expect(all(choice.message.tool_calls for choice in answer.choices), f"{answer.choices}")
     contents = [choice.logprobs.content or [] for choice in answer.choices if choice.logprobs]
     expect(len(contents) == 2 and all(contents), "no logprobs")
