@@ -7,15 +7,14 @@ A pod that goes is made anew. An eviction needs budgets that allow it (`allows_e
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import httpx
 
 from deployments.config.applications import applications_of
 from loadtest.rehearse.manifests import HEAD, Manifests, PodTemplate, Tree
@@ -290,24 +289,20 @@ class PodCluster:
         heads = self.of(HEAD)
         if not heads:
             return None
-        request = urllib.request.Request(
-            f"http://{heads[0].address}:{_DASHBOARD_PORT}/api/serve/applications/",
-            method=method,
-            data=None if config is None else json.dumps(config).encode(),
-            headers={
-                "content-type": "application/json",
-                "authorization": f"Bearer {self.site.token}",
-            },
-        )
         try:
-            with urllib.request.urlopen(request, timeout=_ASK_LIMIT_S) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            self.said = f"{error.code} {error.read()[:300]!r}"
+            answer = httpx.request(
+                method,
+                f"http://{heads[0].address}:{_DASHBOARD_PORT}/api/serve/applications/",
+                json=config,
+                headers={"authorization": f"Bearer {self.site.token}"},
+                timeout=_ASK_LIMIT_S,
+            )
+        except httpx.HTTPError:
             return None
-        except OSError:
+        if answer.is_error:
+            self.said = f"{answer.status_code} {answer.content[:300]!r}"
             return None
-        return json.loads(text) if text else {}
+        return answer.json() if answer.content else {}
 
 
 def allows_eviction(budget: Tree, labels: Mapping[str, str], num_ready: int) -> bool:
@@ -325,9 +320,8 @@ def allows_eviction(budget: Tree, labels: Mapping[str, str], num_ready: int) -> 
 
 def _says_ok(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as answer:
-            return b"success" in answer.read()
-    except OSError:
+        return b"success" in httpx.get(url, timeout=2.0).raise_for_status().content
+    except httpx.HTTPError:
         return False
 
 
