@@ -27,6 +27,7 @@ _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
 _LONG_PROMPT_TOKENS = 32_768
 _NUM_HOSTILE_SCHEMAS = 100
+_NUM_ORDINARY_FIELDS = 480
 _REFUSED = (400, 413, 429)
 TIMEOUT_S = 120.0
 JSON = {"content-type": "application/json"}
@@ -186,7 +187,7 @@ def hostile_schemas(model: str) -> list[Attack]:
     return attacks
 
 
-def ordinary_schema(model: str, num_fields: int = 480) -> Attack:
+def ordinary_schema(model: str) -> Attack:
     """Return a schema of some 47 KB, as for a large tool.
 
     It must be served after any others.
@@ -197,7 +198,9 @@ def ordinary_schema(model: str, num_fields: int = 480) -> Attack:
         {"type": "boolean", "description": "yes or no"},
         {"enum": ["red", "green", "blue", None]},
     )
-    fields = {f"ordinary_field_{i:03}": dict(kinds[i % len(kinds)]) for i in range(num_fields)}
+    fields = {
+        f"ordinary_field_{i:03}": dict(kinds[i % len(kinds)]) for i in range(_NUM_ORDINARY_FIELDS)
+    }
     return _constrained(model, "ordinary schema", closed_object(**fields))
 
 

@@ -128,11 +128,11 @@ async def _breaks(
     return not answer.is_done and not answer.error and leave_after is None
 
 
-def ask_once(base_url: str, body: Mapping[str, Any], *, api_key: str = "") -> Answer:
+def ask_once(base_url: str, body: Mapping[str, Any]) -> Answer:
     """Do as `ask` from plain code, on a connection of its own."""
 
     async def once() -> Answer:
-        async with open_client(base_url, api_key=api_key) as client:
+        async with open_client(base_url) as client:
             return await ask(client, body)
 
     return asyncio.run(once())

@@ -63,13 +63,13 @@ def orders(schema: dict[str, object]) -> Workload:
     return asks
 
 
-def large_schema(rng: random.Random, num_bytes: int = _SCHEMA_BYTES) -> str:
-    """Return a schema of bounded random fields, of at least `num_bytes` as JSON."""
+def large_schema(rng: random.Random) -> str:
+    """Return a schema of bounded random fields, of at least `_SCHEMA_BYTES` as JSON."""
     fields: dict[str, Any] = {}
     while True:
         fields[f"field_{len(fields)}"] = bounded(random_schema(rng))
         text = json.dumps(closed_object(**fields))
-        if len(text) >= num_bytes:
+        if len(text) >= _SCHEMA_BYTES:
             return text
 
 

@@ -29,8 +29,7 @@ def tasks_of(path: Path) -> dict[str, Workload]:
     content: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
     return {
         task: chats(
-            [Prompt(task=task, messages=({"role": "user", "content": text},)) for text in texts],
-            is_exact=False,
+            [Prompt(task=task, messages=({"role": "user", "content": text},)) for text in texts]
         )
         for task, texts in content.items()
     }

@@ -55,7 +55,7 @@ def tasks(name: str) -> Mapping[str, Workload]:
 def _demo_task(task: str) -> Workload:
     def asks(terms: Terms) -> Sequence[Ask]:
         prompts = load_prompts("demo", terms.count, 0, [task])
-        return chats(prompts, is_exact=False)(terms)
+        return chats(prompts)(terms)
 
     return asks
 
@@ -67,7 +67,7 @@ def under_schemas(name: str) -> Mapping[str, Workload]:
         prompts = [one for one in load_prompts(name, _NUM_PROMPTS, 0) if one.schema is not None]
         if not prompts:
             raise ValueError(f"prompts {name!r}: none has a schema")
-        return chats(prompts, is_exact=False)(terms)
+        return chats(prompts)(terms)
 
     return {"with schemas": asks}
 

@@ -74,6 +74,21 @@ class _Reference(Closing):
         raise NotImplementedError
 
 
+def _all_at_once(texts: Sequence[list[int]], began_s: float, ended_s: float) -> list[Answer]:
+    """Return the answers of a batch whose first tokens are not told."""
+    return [
+        Answer(
+            content=tuple(text),
+            num_tokens=len(text),
+            num_first=len(text),
+            began_s=began_s,
+            first_s=ended_s,
+            ended_s=ended_s,
+        )
+        for text in texts
+    ]
+
+
 class TransformersStage(_Reference):
     """Implements `Stage` with `generate` of transformers; drafts are those of an assistant.
 
@@ -116,17 +131,7 @@ class TransformersStage(_Reference):
             **({} if way.k == 0 else {"assistant_model": self._assisting(way.k)}),
         )
         ended_s = time.perf_counter()
-        return [
-            Answer(
-                content=tuple(row[longest:]),
-                num_tokens=num_tokens,
-                num_first=num_tokens,
-                began_s=began_s,
-                first_s=ended_s,
-                ended_s=ended_s,
-            )
-            for row in output.tolist()
-        ]
+        return _all_at_once([row[longest:] for row in output.tolist()], began_s, ended_s)
 
     def _assisting(self, k: int | None) -> ReferenceModel:
         """Return the assistant, which drafts k tokens a round.
@@ -265,18 +270,7 @@ class VllmStage(_Reference):
     def _answers(self, asks: Sequence[Ask], way: Way) -> list[Answer]:
         if way.k is None:
             raise ValueError("k: vLLM drafts as many tokens as it is told")
-        texts, began_s, ended_s = self._engine(way.k).answer(asks)
-        return [
-            Answer(
-                content=tuple(text),
-                num_tokens=len(text),
-                num_first=len(text),
-                began_s=began_s,
-                first_s=ended_s,
-                ended_s=ended_s,
-            )
-            for text in texts
-        ]
+        return _all_at_once(*self._engine(way.k).answer(asks))
 
 
 class _VllmProcess:

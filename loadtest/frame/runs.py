@@ -48,7 +48,6 @@ class Answer:
         num_tokens: length in tokens.
         num_first: tokens that came first, at once.
         began_s, first_s, ended_s: when it was asked, when its first text came, and its last.
-        num_cached: tokens of the prompt that the target had already.
         stats: of speculation.
     """
 
@@ -58,7 +57,6 @@ class Answer:
     began_s: float
     first_s: float
     ended_s: float
-    num_cached: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
 

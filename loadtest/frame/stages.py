@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from deployments.local.engines import LocalEngines
@@ -174,12 +173,7 @@ class Closing:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Close it."""
         self.close()
 
@@ -293,6 +287,5 @@ async def _answer(router: SpeculativeGenerator, request: GenerationRequest) -> A
         began_s=began_s,
         first_s=first_s or ended_s,
         ended_s=ended_s,
-        num_cached=finished.num_cached_tokens,
         stats=finished.speculation,
     )

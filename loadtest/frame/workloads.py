@@ -151,26 +151,18 @@ def varied(
     return asks
 
 
-def chats(prompts: Sequence[Prompt], *, is_exact: bool, temperature: float = 0.0) -> Workload:
-    """Return the prompts one after another, from the first again when they are too few.
-
-    Args:
-        prompts: to ask.
-        is_exact: no token ends an answer before its limit.
-        temperature: of sampling.
-    """
+def chats(prompts: Sequence[Prompt]) -> Workload:
+    """Return the prompts one after another, from the first again when they are too few."""
 
     def asks(terms: Terms) -> Sequence[Ask]:
         tokenizer = tokenizer_of(terms.models.target)
-        eos_ids = () if is_exact else tuple(tokenizer.eos_ids)
         return apart(
             [
                 Ask(
                     prompt_ids=prompt.encode(tokenizer),
                     max_tokens=terms.tokens,
-                    temperature=temperature,
                     seed=index,
-                    eos_ids=eos_ids,
+                    eos_ids=tuple(tokenizer.eos_ids),
                     schema=prompt.schema,
                 )
                 for index, prompt in enumerate(islice(cycle(prompts), terms.count))
@@ -180,7 +172,7 @@ def chats(prompts: Sequence[Prompt], *, is_exact: bool, temperature: float = 0.0
     return asks
 
 
-def by_task(name: str, num_prompts: int, *, is_exact: bool = False) -> dict[str, Workload]:
+def by_task(name: str, num_prompts: int) -> dict[str, Workload]:
     """Return a workload for each task of a file of prompts or of a set (`prompts.load_prompts`).
 
     Raises:
@@ -190,4 +182,4 @@ def by_task(name: str, num_prompts: int, *, is_exact: bool = False) -> dict[str,
     tasks: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
-    return {task: chats(of_task, is_exact=is_exact) for task, of_task in tasks.items()}
+    return {task: chats(of_task) for task, of_task in tasks.items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 _CHUNK_BYTES = 65_536
 _CONNECT_LIMIT_S = 3.0
+_PORT = 8000  # of the pods
 
 
 class Gateway:
@@ -17,11 +18,10 @@ class Gateway:
 
     Args:
         endpoints: the addresses to choose from, asked for each connection.
-        port: of the pods.
     """
 
-    def __init__(self, endpoints: Callable[[], Sequence[str]], port: int = 8000) -> None:
-        self._endpoints, self._port = endpoints, port
+    def __init__(self, endpoints: Callable[[], Sequence[str]]) -> None:
+        self._endpoints = endpoints
         self._turn = itertools.count()
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -44,7 +44,7 @@ class Gateway:
                     return  # as a Service without endpoints: refused
                 address = endpoints[next(self._turn) % len(endpoints)]
                 async with asyncio.timeout(_CONNECT_LIMIT_S):
-                    there = await asyncio.open_connection(address, self._port)
+                    there = await asyncio.open_connection(address, _PORT)
                 stack.callback(there[1].close)
                 await asyncio.gather(_pump(reader, there[1]), _pump(there[0], writer))
 

@@ -13,18 +13,12 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def interleave(
-    lines: Mapping[str, Callable[[], Value]],
-    repeats: int,
-    on_done: Callable[[str, Value], None] = lambda name, value: None,
-) -> dict[str, list[Value]]:
+def interleave(lines: Mapping[str, Callable[[], Value]], repeats: int) -> dict[str, list[Value]]:
     """Run the lines by turns and return their values in order of repeats."""
     values: dict[str, list[Value]] = {name: [] for name in lines}
     for turn in range(repeats):
         for name in _turned(list(lines), turn):
-            value = lines[name]()
-            values[name].append(value)
-            on_done(name, value)
+            values[name].append(lines[name]())
     return values
 
 

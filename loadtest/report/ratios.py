@@ -51,10 +51,10 @@ def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> E
     return _of_turns(np.asarray(above, np.float64) / np.asarray(below, np.float64), seed)
 
 
-def difference_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+def difference_of(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """Return the median over turns of above less below. Arguments and errors: see `ratio_of`."""
     _check_turns(above, below)
-    return _of_turns(np.asarray(above, np.float64) - np.asarray(below, np.float64), seed)
+    return _of_turns(np.asarray(above, np.float64) - np.asarray(below, np.float64))
 
 
 def rates_of_best(lines: Mapping[str, Sequence[float]]) -> list[float] | None:
@@ -86,7 +86,7 @@ def wilson(num_found: int, num_asked: int) -> Estimate:
     return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def mean_difference(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+def mean_difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """Return the mean of `above` less that of `below`, for the same questions in the same order.
 
     Questions are drawn again as pairs (bootstrap).
@@ -97,18 +97,16 @@ def mean_difference(above: Sequence[float], below: Sequence[float], seed: int = 
     if len(above) != len(below) or not above:
         raise ValueError(f"both need the same questions, got {len(above)} and {len(below)}")
     less = np.asarray(above, dtype=np.float64) - np.asarray(below, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(less), size=(_NUM_RESAMPLES, len(less)))
-    return _estimate(float(less.mean()), less[drawn].mean(axis=1))
+    return _estimate(float(less.mean()), less[_drawn(len(less))].mean(axis=1))
 
 
-def ratio_of_totals(above: Totals, below: Totals, seed: int = 0) -> Estimate:
+def ratio_of_totals(above: Totals, below: Totals) -> Estimate:
     """Return the ratio of two averages, each a sum of counts over a sum of units.
 
     Questions are drawn again as pairs (bootstrap).
 
     Args:
         above, below: of each question its count and what that is divided by, in the same order.
-        seed: of the bootstrap.
 
     Raises:
         ValueError: there are not as many of both, or none.
@@ -116,11 +114,9 @@ def ratio_of_totals(above: Totals, below: Totals, seed: int = 0) -> Estimate:
     if len(above) != len(below) or not above:
         raise ValueError(f"both need the same questions, got {len(above)} and {len(below)}")
     parts = np.asarray([above, below], dtype=np.float64)  # [2, questions, count and divisor]
-    num = parts.shape[1]
-    drawn = np.random.default_rng(seed).integers(num, size=(_NUM_RESAMPLES, num))
     averages = parts.sum(axis=1)
     averages = averages[:, 0] / averages[:, 1]
-    totals = parts[:, drawn].sum(axis=2)  # [2, resamples, count and divisor]
+    totals = parts[:, _drawn(parts.shape[1])].sum(axis=2)  # [2, resamples, count and divisor]
     again = totals[..., 0] / totals[..., 1]
     return _estimate(averages[0] / averages[1], again[0] / again[1])
 
@@ -130,9 +126,14 @@ def _check_turns(above: Sequence[float], below: Sequence[float]) -> None:
         raise ValueError(f"both lines need the same turns, got {len(above)} and {len(below)}")
 
 
-def _of_turns(values: _Rates, seed: int) -> Estimate:
-    drawn = np.random.default_rng(seed).integers(len(values), size=(_NUM_RESAMPLES, len(values)))
-    return _estimate(statistics.median(values.tolist()), np.median(values[drawn], axis=1))
+def _of_turns(values: _Rates, seed: int = 0) -> Estimate:
+    resampled = np.median(values[_drawn(len(values), seed)], axis=1)
+    return _estimate(statistics.median(values.tolist()), resampled)
+
+
+def _drawn(num: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return the indices of `num` turns or questions, drawn again and again."""
+    return np.random.default_rng(seed).integers(num, size=(_NUM_RESAMPLES, num))
 
 
 def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:

@@ -153,7 +153,7 @@ class FaultService:
             namespace="faults",
         )
         try:
-            self._note_whole(_WHOLE_LIMIT_S)
+            self.wait_deployed(_WHOLE_LIMIT_S)
         except BaseException:
             self._leave()  # or this process ends with that Ray
             raise
@@ -212,17 +212,12 @@ class FaultService:
         return unhealthy()
 
     def wait_deployed(self, limit_s: float) -> None:
-        """Wait until the last config is in force; what runs then counts as whole.
+        """Wait until the last config is in force; what runs then counts as whole, a spare included.
+
+        Applications that are new get handles.
 
         Raises:
             TimeoutError: it has not after `limit_s`.
-        """
-        self._note_whole(limit_s)
-
-    def _note_whole(self, limit_s: float) -> None:
-        """Take what runs for whole once all replicas are there, a spare included.
-
-        Applications that are new get handles.
         """
         _wait(unhealthy, limit_s)
         self._spared = spared()

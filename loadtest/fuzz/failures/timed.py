@@ -36,6 +36,7 @@ from router.services import Services
 _MAX_ROWS = 1024  # of a pass
 _NUM_BLOCKS = 16_384
 _MAX_K = 8
+_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,13 +197,13 @@ class TimedStage:
 
 
 @contextmanager
-def timed_stage(pair: TimedPair, seed: int = 0) -> Iterator[TimedStage]:
+def timed_stage(pair: TimedPair) -> Iterator[TimedStage]:
     """Yield a stage for a pair."""
 
     async def made() -> _World:
-        return _World(Network(random.Random(seed), FaultRates()), pair)
+        return _World(Network(random.Random(_SEED), FaultRates()), pair)
 
-    with virtual_runner(seed) as runner:
+    with virtual_runner(_SEED) as runner:
         world = runner.run(made())
         try:
             yield TimedStage(runner, world)
