@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -57,13 +59,12 @@ def test_a_short_walk(tiny_target, dtype):
     assert min(walk.counts["given up"], walk.cache.num_hits, walk.cache.published.num_evictions) > 0
 
 
-def _make_hashes_collide(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(token_sequence, "_MODULUS", 31)
+HASHES_THAT_COLLIDE = (token_sequence, "_MODULUS", 31)
 
 
 def test_colliding_hashes_serve_nobody_anothers_text(tiny_target, monkeypatch):
     _skip_unless_exact("float32")
-    _make_hashes_collide(monkeypatch)
+    monkeypatch.setattr(*HASHES_THAT_COLLIDE)
     walk = Walk(tiny_target, "float32", seed=0)
     walk.run(1000)
     assert walk.cache.num_hits > 0
@@ -71,194 +72,117 @@ def test_colliding_hashes_serve_nobody_anothers_text(tiny_target, monkeypatch):
 
 # --- one thing wrong at a time: each of these walks must fail -----------------------------------
 
+_free = BlockPool.free
+_publish = PrefixCache.publish
+_key = PrefixCache._key
+_adopt_blocks = Session.adopt_blocks
+_rewrite = Session.rewrite
 
-def _share_without_references(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockPool, "share", lambda pool, block_ids: None)
 
+def free_shared_blocks(pool: BlockPool, block_ids: list[int]) -> None:
+    for block in reversed(list(block_ids)):
+        pool._num_refs[block] -= 1
+        pool._free.append(block)
 
-def _free_shared_blocks(patch: pytest.MonkeyPatch) -> None:
-    def free(pool: BlockPool, block_ids: list[int]) -> None:
-        for block in reversed(list(block_ids)):
-            pool._num_refs[block] -= 1
-            pool._free.append(block)
 
-    patch.setattr(BlockPool, "free", free)
+def free_no_shared_blocks(pool: BlockPool, block_ids: list[int]) -> None:
+    _free(pool, [block for block in block_ids if not pool.is_shared(block)])
 
 
-def _never_free_shared_blocks(patch: pytest.MonkeyPatch) -> None:
-    original = BlockPool.free
+def free_the_start_of_a_chain_first(pool: BlockPool, block_ids: list[int]) -> None:
+    _free(pool, list(block_ids)[::-1])
 
-    def free(pool: BlockPool, block_ids: list[int]) -> None:
-        original(pool, [block for block in block_ids if not pool.is_shared(block)])
 
-    patch.setattr(BlockPool, "free", free)
+def share_and_leave_idle(pool: BlockPool, block_ids: list[int]) -> None:
+    for block in block_ids:
+        pool._num_refs[block] += 1
 
 
-def _write_into_shared_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockPool, "is_shared", lambda pool, block_id: False)
+def publish_drafts(cache: PrefixCache, sessions: list[Session]) -> None:
+    for session in sessions:
+        session.committed_len = session.num_computed_tokens
+    _publish(cache, sessions)
 
 
-def _plan_rows_within_shared_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockTable, "first_row", lambda table, start: start)
+def publish_what_is_not_computed(cache: PrefixCache, sessions: list[Session]) -> None:
+    computed = [session.num_computed_tokens for session in sessions]
+    for session in sessions:
+        session.num_computed_tokens = min(session.table.num_tokens, session.committed_len)
+    _publish(cache, sessions)
+    for session, num_computed_tokens in zip(sessions, computed, strict=True):
+        session.num_computed_tokens = num_computed_tokens
 
 
-def _publish_what_is_drafted(patch: pytest.MonkeyPatch) -> None:
-    original = PrefixCache.publish
+def key_without_salt(cache: PrefixCache, session: Session, index: int) -> tuple[str, int]:
+    return "", _key(cache, session, index)[1]
 
-    def publish(cache: PrefixCache, sessions: list[Session]) -> None:
-        for session in sessions:
-            session.committed_len = session.num_computed_tokens
-        original(cache, sessions)
 
-    patch.setattr(PrefixCache, "publish", publish)
+def adopt_a_part_of_a_block(session: Session, first: int, block_ids: list[int]) -> None:
+    _adopt_blocks(session, first, block_ids)
+    session.num_computed_tokens += 1
 
 
-def _publish_what_is_not_computed(patch: pytest.MonkeyPatch) -> None:
-    original = PrefixCache.publish
+def rewrite_and_keep_num_computed(session: Session, base_len: int, tokens: list[int]) -> None:
+    num_computed_tokens = session.num_computed_tokens
+    _rewrite(session, base_len, tokens)
+    session.num_computed_tokens = min(num_computed_tokens, len(session.tokens))
 
-    def publish(cache: PrefixCache, sessions: list[Session]) -> None:
-        computed = [session.num_computed_tokens for session in sessions]
-        for session in sessions:
-            session.num_computed_tokens = min(session.table.num_tokens, session.committed_len)
-        original(cache, sessions)
-        for session, num_computed_tokens in zip(sessions, computed, strict=True):
-            session.num_computed_tokens = num_computed_tokens
 
-    patch.setattr(PrefixCache, "publish", publish)
-    patch.setattr(PrefixCache, "_are_sound", lambda cache, fresh: True)
+def truncate_ids_but_not_hashes(log: TokenSequence, length: int) -> None:
+    del log.ids[length:]
 
 
-def _compare_no_ids(patch: pytest.MonkeyPatch) -> None:
-    _make_hashes_collide(patch)
-    patch.setattr(CachedBlock, "holds", lambda block, ids, parent: True)
+def truncate_one_too_few(log: TokenSequence, length: int) -> None:
+    del log.ids[length + 1 :]
+    del log._hashes[length + 2 :]
 
 
-def _share_across_salts(patch: pytest.MonkeyPatch) -> None:
-    original = PrefixCache._key
-
-    def key(cache: PrefixCache, session: Session, index: int) -> tuple[str, int]:
-        return "", original(cache, session, index)[1]
-
-    patch.setattr(PrefixCache, "_key", key)
-
-
-def _hold_two_blocks_of_one_text(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockTable, "exchange", lambda table, index, block_id: None)
-
-
-def _evict_blocks_in_use(patch: pytest.MonkeyPatch) -> None:
-    def share(pool: BlockPool, block_ids: list[int]) -> None:
-        for block in block_ids:
-            pool._num_refs[block] += 1
-
-    patch.setattr(BlockPool, "share", share)
-
-
-def _evict_the_start_of_a_chain_first(patch: pytest.MonkeyPatch) -> None:
-    original = BlockPool.free
-
-    def free(pool: BlockPool, block_ids: list[int]) -> None:
-        original(pool, list(block_ids)[::-1])
-
-    patch.setattr(BlockPool, "free", free)
-
-
-def _evict_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PublishedBlocks, "forget", lambda cache, block_id: None)
-
-
-def _write_into_kept_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockPool, "is_shared", lambda pool, block_id: pool._num_refs[block_id] > 1)
-
-
-def _take_a_part_of_a_block(patch: pytest.MonkeyPatch) -> None:
-    original = Session.adopt_blocks
-
-    def adopt_blocks(session: Session, first: int, block_ids: list[int]) -> None:
-        original(session, first, block_ids)
-        session.num_computed_tokens += 1
-
-    patch.setattr(Session, "adopt_blocks", adopt_blocks)
-
-
-def _keep_num_computed_on_rollback(patch: pytest.MonkeyPatch) -> None:
-    original = Session.rewrite
-
-    def rewrite(session: Session, base_len: int, tokens: list[int]) -> None:
-        num_computed_tokens = session.num_computed_tokens
-        original(session, base_len, tokens)
-        session.num_computed_tokens = min(num_computed_tokens, len(session.tokens))
-
-    patch.setattr(Session, "rewrite", rewrite)
-
-
-def _reserve_as_if_nothing_were_shared(patch: pytest.MonkeyPatch) -> None:
-    def reserve_rows(session: Session, start: int) -> None:
-        session.table.resize(len(session.tokens))
-
-    patch.setattr(Session, "reserve_rows", reserve_rows)
-
-
-def _keep_num_computed_on_preemption(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "release_blocks", lambda session: session.table.free())
-
-
-def _leave_what_a_former_owner_wrote(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ModelRunner, "_clear_new_blocks", lambda runner, sequences: None)
-
-
-def _read_blocks_behind_the_last_row(patch: pytest.MonkeyPatch) -> None:
-    def num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
-        return len(sequence.table.block_ids)
-
-    patch.setattr(SequenceRows, "num_blocks_read", num_blocks_read)
-
-
-def _truncate_ids_but_not_hashes(patch: pytest.MonkeyPatch) -> None:
-    def truncate(log: TokenSequence, length: int) -> None:
-        del log.ids[length:]
-
-    patch.setattr(TokenSequence, "truncate", truncate)
-
-
-def _truncate_one_too_few(patch: pytest.MonkeyPatch) -> None:
-    def truncate(log: TokenSequence, length: int) -> None:
-        del log.ids[length + 1 :]
-        del log._hashes[length + 2 :]
-
-    patch.setattr(TokenSequence, "truncate", truncate)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _share_without_references,
-        _free_shared_blocks,
-        _never_free_shared_blocks,
-        _write_into_shared_blocks,
-        _plan_rows_within_shared_blocks,
-        _publish_what_is_drafted,
-        _publish_what_is_not_computed,
-        _compare_no_ids,
-        _share_across_salts,
-        _hold_two_blocks_of_one_text,
-        _evict_blocks_in_use,
-        _evict_the_start_of_a_chain_first,
-        _evict_without_a_word,
-        _write_into_kept_blocks,
-        _take_a_part_of_a_block,
-        _keep_num_computed_on_rollback,
-        _reserve_as_if_nothing_were_shared,
-        _keep_num_computed_on_preemption,
-        _leave_what_a_former_owner_wrote,
-        _read_blocks_behind_the_last_row,
-        _truncate_ids_but_not_hashes,
-        _truncate_one_too_few,
+# What is replaced: an object, the name of its attribute, and what stands in its place.
+DAMAGES: dict[str, list[tuple[Any, str, Any]]] = {
+    "shares without references": [(BlockPool, "share", lambda pool, block_ids: None)],
+    "frees shared blocks": [(BlockPool, "free", free_shared_blocks)],
+    "never frees shared blocks": [(BlockPool, "free", free_no_shared_blocks)],
+    "writes into shared blocks": [(BlockPool, "is_shared", lambda pool, block_id: False)],
+    "plans rows within shared blocks": [(BlockTable, "first_row", lambda table, start: start)],
+    "publishes what is drafted": [(PrefixCache, "publish", publish_drafts)],
+    "publishes what is not computed": [
+        (PrefixCache, "publish", publish_what_is_not_computed),
+        (PrefixCache, "_are_sound", lambda cache, fresh: True),
     ],
-)
-def test_the_walk_finds(tiny_target, monkeypatch, damage):
+    "compares no ids": [
+        HASHES_THAT_COLLIDE,
+        (CachedBlock, "holds", lambda block, ids, parent: True),
+    ],
+    "shares across salts": [(PrefixCache, "_key", key_without_salt)],
+    "holds two blocks of one text": [(BlockTable, "exchange", lambda table, index, block: None)],
+    "evicts blocks in use": [(BlockPool, "share", share_and_leave_idle)],
+    "evicts the start of a chain first": [(BlockPool, "free", free_the_start_of_a_chain_first)],
+    "evicts without a word": [(PublishedBlocks, "forget", lambda cache, block_id: None)],
+    "writes into kept blocks": [(BlockPool, "is_shared", lambda pool, i: pool._num_refs[i] > 1)],
+    "takes a part of a block": [(Session, "adopt_blocks", adopt_a_part_of_a_block)],
+    "keeps num_computed on rollback": [(Session, "rewrite", rewrite_and_keep_num_computed)],
+    "reserves as if nothing were shared": [
+        (Session, "reserve_rows", lambda session, start: session.table.resize(len(session.tokens)))
+    ],
+    "keeps num_computed on preemption": [
+        (Session, "release_blocks", lambda session: session.table.free())
+    ],
+    "leaves what a former owner wrote": [
+        (ModelRunner, "_clear_new_blocks", lambda runner, sequences: None)
+    ],
+    "reads blocks behind the last row": [
+        (SequenceRows, "num_blocks_read", lambda rows, block_size: len(rows.table.block_ids))
+    ],
+    "truncates ids but not hashes": [(TokenSequence, "truncate", truncate_ids_but_not_hashes)],
+    "truncates one too few": [(TokenSequence, "truncate", truncate_one_too_few)],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_walk_finds_that_it(tiny_target, monkeypatch, damage):
     _skip_unless_exact("float32")
-    damage(monkeypatch)
+    for owner, name, replacement in DAMAGES[damage]:
+        monkeypatch.setattr(owner, name, replacement)
     walk = Walk(tiny_target, "float32", seed=0)
     with pytest.raises((AssertionError, ValueError, LookupError)) as caught:
         walk.run(2000)
