@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -12,6 +13,7 @@ from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.limits import ParserLimits
 from models.grammar.state import MatcherBroken, walk_rows
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import Grammar
 from tests.cases.constraint import CONSTRAINTS, check_obeys
 from tests.cases.grammar import (
     EOS_IDS,
@@ -65,34 +67,26 @@ def test_random_walks_of_the_demo_tokenizer_obey(demo_vocabulary: Vocabulary, na
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("name", "value"),
     [
-        {"user": {"name": "Zo\u00eb", "address": {"zip": 1, "home": True}}},
-        {"gr\u00f6\u00dfe": "\U0001f600", "\u540d\u524d": "\u65e5\u672c\u8a9e"},
-        {"kind": "point", "at": [1, 2.5, {"a": '"q"'}]},
-        {"value": None, "next": {"value": None, "next": None}},
+        ("nested", {"user": {"name": "Zo\u00eb", "address": {"zip": 1, "home": True}}}),
+        ("unicode", {"gr\u00f6\u00dfe": "\U0001f600", "\u540d\u524d": "\u65e5\u672c\u8a9e"}),
+        ("const", {"kind": "point", "at": [1, 2.5, {"a": '"q"'}]}),
+        ("ref", {"value": None, "next": {"value": None, "next": None}}),
+        ("optional", {"b": True}),
     ],
-    ids=["nested", "unicode", "const", "ref"],
 )
-def test_accepts_what_json_dumps_writes(
-    vocabulary: Vocabulary,
-    compiler: GrammarCompiler,
-    value: object,
-    request: pytest.FixtureRequest,
+def test_accepts_what_json_dumps_writes_and_no_other_whitespace(
+    taken: Callable[..., list[str]], name: str, value: object
 ) -> None:
-    name = request.node.callspec.id
-    state = compiler.compile(json_schema(TEN_SCHEMAS[name])).start()
-    ids = vocabulary.encode(json.dumps(value, ensure_ascii=False))
-    assert all(state.advance(token) for token in ids)
-    assert state.is_complete
-
-
-@pytest.mark.parametrize("text", ['{"b":true}', '{ "b": true}', '{"b": true }', '\n{"b": true}'])
-def test_other_whitespace_is_refused(
-    vocabulary: Vocabulary, compiler: GrammarCompiler, text: str
-) -> None:
-    state = compiler.compile(json_schema(TEN_SCHEMAS["optional"])).start()
-    assert not (all(state.advance(i) for i in vocabulary.encode(text)) and state.is_complete)
+    text = json.dumps(value, ensure_ascii=False)
+    others = [
+        text.replace(": ", ":"),
+        text.replace("{", "{ "),
+        text.replace("}", " }"),
+        f"\n{text}",
+    ]
+    assert taken(json_schema(TEN_SCHEMAS[name]), [text, *others]) == [text]
 
 
 def test_complete_text_allows_exactly_eos(
@@ -115,14 +109,41 @@ def test_complete_text_allows_exactly_eos(
         assert not ended.advance(vocabulary.encode("}")[0])
 
 
-def test_text_that_may_go_on_allows_eos_too(
-    vocabulary: Vocabulary, compiler: GrammarCompiler
+@pytest.mark.parametrize(
+    ("grammar", "text", "ends"),
+    [
+        (json_schema({"type": "integer"}), "71", ["no", "may", "may"]),
+        (Grammar(kind="lark", text='start: "a"+'), "a", ["no", "may"]),
+        (Grammar(kind="regex", text="(?:ab)*"), "ab", ["may", "no", "may"]),
+        (
+            Grammar(kind="choice", text='["a", "ab", "abcd"]'),
+            "abcd",
+            ["no", "may", "may", "no", "must"],
+        ),
+    ],
+    ids=["json", "lark", "regex", "choice"],
+)
+def test_eos_is_allowed_exactly_where_a_text_may_end(
+    vocabulary: Vocabulary,
+    compiler: GrammarCompiler,
+    grammar: Grammar,
+    text: str,
+    ends: list[str],
 ) -> None:
-    state = compiler.compile(json_schema({"type": "integer"})).start()
-    assert state.advance(*vocabulary.encode("7"))
-    ids = set(allowed(state.row()))
-    assert ids > set(EOS_IDS)
-    assert ids & set(vocabulary.encode("1"))
+    """Before each letter, and behind the last."""
+    state = compiler.compile(grammar).start()
+    found = []
+    for token in [*(vocabulary.encode(letter)[0] for letter in text), None]:
+        ids, ended = set(allowed(state.row())), state.copy()
+        if ended.advance(EOS_IDS[1]):
+            assert set(EOS_IDS) <= ids
+            assert allowed(ended.row()) == []
+            found.append("may" if ids > set(EOS_IDS) else "must")
+        else:
+            assert not set(EOS_IDS) & ids
+            found.append("no")
+        assert token is None or state.advance(token)
+    assert found == ends
 
 
 def test_truncate_over_an_eos_and_to_the_start(
@@ -231,9 +252,8 @@ def test_rows_end_before_an_illegal_token(
     ],
 )
 def test_refusals_name_the_place(compiler: GrammarCompiler, text: str, part: str) -> None:
-    grammar = json_schema({})
     with pytest.raises(UnsupportedGrammar) as caught:
-        compiler.compile(type(grammar)(kind="json_schema", text=text))
+        compiler.compile(Grammar(kind="json_schema", text=text))
     assert part in caught.value.message
     assert caught.value.param is None  # only HTTP knows how the client spelt the field
     assert "\n" not in caught.value.message
@@ -247,7 +267,7 @@ def test_a_oneof_that_excludes_itself_is_served(vocabulary: Vocabulary) -> None:
 def test_schema_without_constraints_is_any_json(
     vocabulary: Vocabulary, compiler: GrammarCompiler, text: str
 ) -> None:
-    compiled = compiler.compile(type(json_schema({}))(kind="json_schema", text=text))
+    compiled = compiler.compile(Grammar(kind="json_schema", text=text))
     for seed in range(5):
         json.loads(vocabulary.decode(random_text(compiled, vocabulary, random.Random(seed))))
 

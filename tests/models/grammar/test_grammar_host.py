@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from models.grammar.compiler import GrammarCompiler
 from models.grammar.host import GrammarHost
+from models.grammar.limits import ParserLimits
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
+    Grammar,
     GrammarClose,
     GrammarCommitted,
     GrammarOpen,
@@ -305,21 +308,16 @@ def test_mask_requests_that_cannot_be_served(host: GrammarHost, vocabulary: Voca
         assert isinstance(reply, MaskMiss)
         assert reply.reason == "failed"
         assert f"num_rows {num_rows}" in reply.message
-
-
-def test_a_negative_base_is_stale(host: GrammarHost) -> None:
-    open_session(host)
-    reply = host.answer(
-        MaskRequest(
-            session_id="s",
-            epoch=EPOCH,
-            ticket=1,
-            base_len=-1,
-            prefix_hash=0,
-            chain=[],
-            num_rows=1,
-        )
+    negative = MaskRequest(
+        session_id="s",
+        epoch=EPOCH,
+        ticket=1,
+        base_len=-1,
+        prefix_hash=0,
+        chain=[],
+        num_rows=1,
     )
+    reply = host.answer(negative)
     assert isinstance(reply, MaskMiss)
     assert reply.reason == "stale"
 
@@ -356,3 +354,94 @@ def test_answers_bring_forced_tokens_if_they_are_wanted(
     unasked = open_session(host, "other", grammar)
     assert isinstance(unasked, GrammarReady)
     assert unasked.forced == NOTHING_FORCED
+
+
+# --- matchers that break -------------------------------------------------------------------------
+
+NESTED_REPEATS = Grammar(kind="regex", text=r"(?:(?:[a-z ]{1,20}){1,20}){1,20}\.")
+MANY_KEYS = json_schema(
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {f"k{i}": {"type": "integer"} for i in range(300)},
+        },
+    }
+)
+
+
+@pytest.mark.parametrize("num_committed", [0, 10])
+def test_masks_that_break_a_matcher_twice_refuse_its_grammar(
+    vocabulary: Vocabulary, counting: CountingCompiler, num_committed: int
+) -> None:
+    host = make_host(counting)
+    open_session(host, "fine")
+    # The matcher takes these tokens, but cannot tell what may follow them.
+    ids = vocabulary.encode("the cat sat on the mat and it ")[:25]
+    committed = TokenSequence(ids[:num_committed])
+    open_session(host, "s", NESTED_REPEATS)
+    assert isinstance(commit(host, committed.ids), GrammarCommitted)
+    reply = masks(host, ids[num_committed:], 1, base=committed)
+    assert isinstance(reply, MaskMiss)
+    assert reply.reason == "failed"
+    assert "the grammar became too complex" in reply.message
+    gone = masks(host, [], 1)
+    assert isinstance(gone, MaskMiss)
+    assert gone.reason == "unknown"
+    open_session(host, "s", NESTED_REPEATS)
+    refused = commit(host, committed.ids)
+    assert isinstance(refused, GrammarRefused)
+    assert refused.is_client_error
+    assert "the grammar became too complex" in refused.message
+    assert isinstance(masks(host, [], 1, session_id="fine"), Masks)
+    # Another session is not held to blame, and gets a lexer of its own.
+    open_session(host, "t", NESTED_REPEATS)
+    assert counting.compiled.count(NESTED_REPEATS) == 3
+    assert isinstance(commit(host, committed.ids, session_id="t"), GrammarCommitted)
+
+
+@pytest.mark.parametrize("end", ["stays open", "opened again", "ended"])
+def test_a_commit_that_breaks_a_matcher_twice_refuses_its_grammar(
+    vocabulary: Vocabulary, end: str
+) -> None:
+    """What broke a session is kept until it ends."""
+    host = make_host(
+        CountingCompiler(vocabulary.compiler(parser_limits=ParserLimits(step_max_items=400)))
+    )
+    tokens = vocabulary.encode('[{"k')
+    close = GrammarClose(session_id="s", epoch=EPOCH)
+    open_session(host, "s", MANY_KEYS)
+    assert commit(host, tokens) == GrammarStale(session_id="s", seq=1, is_unknown=True)
+    if end != "stays open":
+        host.answer(close)  # as a router does before it opens a session again
+    open_session(host, "s", MANY_KEYS)
+    if end == "ended":
+        host.answer(close)
+        open_session(host, "s", MANY_KEYS)
+        assert isinstance(commit(host, tokens), GrammarStale)
+        open_session(host, "s", MANY_KEYS)
+    refused = commit(host, tokens)
+    assert isinstance(refused, GrammarRefused)
+    assert refused.is_client_error
+    assert "limit 400" in refused.message
+    assert not host._broken, "a refusal is the end"
+
+
+def test_a_lexer_that_others_have_filled_is_no_fault_of_the_session(vocabulary: Vocabulary) -> None:
+    # Every choice is a path of its own: the third one finds the lexer they share full.
+    choices = [f"{letter}{i}" * 60 for i, letter in enumerate("abcd")]
+    grammar = Grammar(kind="choice", text=json.dumps(choices))
+    compiler = CountingCompiler(
+        vocabulary.compiler(parser_limits=ParserLimits(max_lexer_states=300))
+    )
+    host = make_host(compiler)
+    for name, text in zip("abcd", choices, strict=True):
+        open_session(host, name, grammar)
+        tokens = vocabulary.encode(text)
+        reply = commit(host, tokens, session_id=name)
+        if isinstance(reply, GrammarStale):
+            open_session(host, name, grammar)
+            reply = commit(host, tokens, session_id=name)
+        assert isinstance(reply, GrammarCommitted)
+        assert reply.is_complete
+    assert len(compiler.compiled) == 2

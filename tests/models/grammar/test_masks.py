@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from models.grammar.masks import LocalMaskSource, MaskClient, MaskWait
-from models.protocol.messages import ConstraintReply, ConstraintRequest, GrammarCommitted, Masks
+from models.protocol.messages import ConstraintReply, ConstraintRequest, GrammarCommitted
 from models.protocol.token_sequence import TokenSequence
 from models.sampling.logits import is_allowed
 from tests.fakes.engines import CONSTRAINT, EOS_ID, ScriptedMasks, lowest_third
@@ -169,18 +170,7 @@ def test_requests_of_one_tick_are_one_frame() -> None:
 def test_a_reply_of_the_wrong_size_is_a_failure() -> None:
     class Cropping(ScriptedMasks):
         def poll(self, timeout_s: float) -> list:
-            return [
-                Masks(
-                    session_id=reply.session_id,
-                    ticket=reply.ticket,
-                    committed_len=0,
-                    committed_hash=0,
-                    num_valid_rows=1,
-                    row_bytes=reply.row_bytes,
-                    rows=reply.rows[:-1],
-                )
-                for reply in super().poll(timeout_s)
-            ]
+            return [replace(reply, rows=reply.rows[:-1]) for reply in super().poll(timeout_s)]
 
     desk, _, wait = ask(Cropping(), [], 1)
     desk.collect(0.0)

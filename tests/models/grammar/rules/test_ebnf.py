@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -75,12 +75,10 @@ def test_the_lexer_reads_lexemes_only_where_it_may(
     assert ("TEXT" in lark) == has_lexemes
 
 
-def test_json_in_ebnf(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
+def test_walks_of_json_in_ebnf_end_in_json(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
     compiled = compiler.compile(ebnf(JSON_EBNF))
-    good = '{"a": [1, -2.5e3, {"b":null}],\n  "\u00e4\\n\\u00e9":""}'
-    assert accepts(compiled, vocabulary, good)
-    for bad in ('{"a": 01}', "{'a': 1}", '{"a": 1,}', '{"a": 1', "[]", '{"a": "\n"}'):
-        assert not accepts(compiled, vocabulary, bad), bad
     rng = random.Random(5)
     for _ in range(10):
         json.loads(vocabulary.decode(random_text(compiled, vocabulary, rng)))
@@ -96,22 +94,33 @@ def test_json_in_ebnf(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None
         (".", "a\n\u00e9\U0001f600"),
     ],
 )
-def test_characters(
-    vocabulary: Vocabulary, compiler: GrammarCompiler, body: str, chars: str
-) -> None:
-    compiled = compiler.compile(ebnf(f"root ::= {body}"))
+def test_characters(taken: Callable[..., list[str]], body: str, chars: str) -> None:
     universe = "abcde]\\-^\n\t\"'[A\u00e9\U0001f600"
-    found = {char for char in universe if accepts(compiled, vocabulary, char)}
+    found = set(taken(ebnf(f"root ::= {body}"), list(universe)))
     assert found == set(universe if body == "." else chars)
 
 
-def test_repeats(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
-    text = 'root ::= "a"{2} x{1,2} "b"{,1} "c"{2,}\nx ::= "(" root? ")" # nothing more'
-    compiled = compiler.compile(ebnf(text))
-    assert accepts(compiled, vocabulary, "aa()bcc")
-    assert accepts(compiled, vocabulary, "aa(aa()cc)()ccccc")
-    for bad in ("a()cc", "aacc", "aa()()()cc", "aa()bbcc", "aa()c"):
-        assert not accepts(compiled, vocabulary, bad), bad
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        (
+            JSON_EBNF,
+            ['{"a": [1, -2.5e3, {"b":null}],\n  "\u00e4\\n\\u00e9":""}'],
+            ['{"a": 01}', "{'a': 1}", '{"a": 1,}', '{"a": 1', "[]", '{"a": "\n"}'],
+        ),
+        (
+            'root ::= "a"{2} x{1,2} "b"{,1} "c"{2,}\nx ::= "(" root? ")" # nothing more',
+            ["aa()bcc", "aa(aa()cc)()ccccc"],
+            ["a()cc", "aacc", "aa()()()cc", "aa()bbcc", "aa()c"],
+        ),
+        ('root ::= ("ac" | "ad" | "bc" | "bd") ("," root)?', ["ac,ad,bc,bd"], ["ac,", "cc"]),
+    ],
+    ids=["json", "repeats", "alternatives"],
+)
+def test_what_a_grammar_means(
+    taken: Callable[..., list[str]], text: str, good: list[str], bad: list[str]
+) -> None:
+    assert taken(ebnf(text), [*good, *bad]) == good
 
 
 @pytest.mark.parametrize(
@@ -168,12 +177,3 @@ def test_which_notation_a_grammar_is_in() -> None:
         assert is_ebnf(text)
     for text in ('start: "a ::= b"', "start: a\na::x: a", "// a ::= b\nstart: /a/"):
         assert not is_ebnf(text)
-
-
-def test_alternatives_of_one_rule_are_all_served(
-    vocabulary: Vocabulary, compiler: GrammarCompiler
-) -> None:
-    names = ["".join(pair) for pair in itertools.product("ab", "cd")]
-    text = "root ::= (" + " | ".join(f'"{name}"' for name in names) + ') ("," root)?'
-    compiled = compiler.compile(ebnf(text))
-    assert accepts(compiled, vocabulary, ",".join(names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Mapping
 
 import pytest
 import tokenizers
@@ -27,11 +28,15 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(VocabularyInfo(text, VOCAB_SIZE, demo_tokenizer().eos_ids))
 
 
-def walk(turn: Turn, ids: list[int], specials: dict[str, int] | None = None) -> tuple[int, bool]:
+def walk(
+    turn: Turn,
+    ids: list[int],
+    specials: Mapping[str, int] | None = None,
+    by: GrammarCompiler | None = None,
+) -> tuple[int, bool]:
     """How many of the tokens are allowed, and whether the text may end there."""
-    state = (
-        compiler().compile(Grammar(kind="lark", text=turn_grammar(turn, specials or {}))).start()
-    )
+    grammar = Grammar(kind="lark", text=turn_grammar(turn, specials or {}))
+    state = (by or compiler()).compile(grammar).start()
     for number, token in enumerate(ids):
         if not state.advance(token):
             return number, state.is_complete
@@ -134,12 +139,6 @@ def test_signs_that_are_tokens_of_their_own_are_written_as_such(layout, is_speci
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(text)), {})
     call = layout.written([("get", '{"text": "a"}')])
 
-    def end_of(turn: Turn, ids: list[int]) -> tuple[int, bool]:
-        grammar = Grammar(kind="lark", text=turn_grammar(turn, tokenizer.special_ids))
-        state = own.compile(grammar).start()
-        number = next((n for n, token in enumerate(ids) if not state.advance(token)), len(ids))
-        return number, state.is_complete
-
     for start in ("open", "optional"):
         tag = "" if start == "open" else "<think>"
         for turn, said in (
@@ -148,9 +147,9 @@ def test_signs_that_are_tokens_of_their_own_are_written_as_such(layout, is_speci
         ):
             ids = tokenizer.encode_piece(f"{tag}Hm.</think>\n{said}{call}")
             assert max(ids) >= VOCAB_SIZE
-            assert end_of(turn, ids) == (len(ids), True)
+            assert walk(turn, ids, tokenizer.special_ids, own) == (len(ids), True)
     spelt = demo_tokenizer().encode_piece(f"Well,\n{layout.trigger}no")
-    assert end_of(turn_of(layout), spelt)[0] < len(spelt)
+    assert walk(turn_of(layout), spelt, tokenizer.special_ids, own)[0] < len(spelt)
 
 
 def test_a_complaint_names_the_line_of_its_tool():
