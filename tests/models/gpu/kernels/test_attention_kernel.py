@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from models.gpu.indices import PassTensors, exact_shape, index_pass, padded_shape
-from models.gpu.kernel import KernelCall, VarlenKernel
+from models.gpu.kernel import VarlenKernel, VarlenPass
 from models.gpu.probe import AttentionSizes, probe
-from models.gpu.reference import reference_kernel
-from models.kv.pages import PageStorage
-from models.kv.rows import BlockList, SequenceRows
-from models.kv.storage import KVSizes
+from tests.cases.attention import PagedBench, Pass, Rows, Text
+from tests.harness.gpu.interpreted import add_in_order
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -76,64 +74,36 @@ def test_it_gives_the_shapes_of_a_device_without_values() -> None:
     assert (log_sums.shape, log_sums.dtype) == ((4, 5), torch.float32)
 
 
-class Sessions:
-    """Random pages, and passes of some of the sessions on them."""
+class OwnBench(PagedBench):
+    """Attends by our own kernel."""
 
-    BLOCK_SIZE, NUM_BLOCKS, HEADS, KEY_HEADS, HEAD_DIM = 16, 40, 4, 2, 32
-
-    def __init__(self) -> None:
-        self.storage = PageStorage(
-            KVSizes(
-                num_layers=1,
-                num_blocks=self.NUM_BLOCKS,
-                block_size=self.BLOCK_SIZE,
-                num_heads=self.KEY_HEADS,
-                head_dim=self.HEAD_DIM,
-                dtype=torch.float32,
-                device=CPU,
-            )
-        )
-        self.generator = torch.Generator().manual_seed(0)
-        for part in self.storage.blocks[0]:
-            part.copy_(torch.randn(part.shape, generator=self.generator))
-        free = torch.randperm(self.NUM_BLOCKS, generator=self.generator).tolist()
-        self.tables = [BlockList(free[10 * i : 10 * i + 10], 160) for i in range(4)]
-        self.query = torch.randn(4, 160, self.HEADS, self.HEAD_DIM, generator=self.generator)
-
-    def attend(
-        self, kernel: VarlenKernel, wanted: list[tuple[int, int, int]], num_rows: int = 0
-    ) -> list[Tensor]:
-        """Attention of rows (session, start, count), by session."""
-        sequences = [SequenceRows(self.tables[i], at, [0] * n, 0) for i, at, n in wanted]
-        shape = exact_shape(sequences, self.BLOCK_SIZE)
-        if num_rows:
-            shape = padded_shape(num_rows, shape.table_width)
-        arrays = index_pass(sequences, shape, self.BLOCK_SIZE, self.storage.null_block)
-        tensors = PassTensors.cut(shape, *(torch.from_numpy(each) for each in arrays))
-        parts = [self.query[i, at : at + n] for i, at, n in wanted]
-        num_padded = shape.num_rows - sum(n for *_, n in wanted)
-        parts.append(torch.zeros(num_padded, self.HEADS, self.HEAD_DIM))
-        call = KernelCall(max_rows=160, max_keys=160, scale=0.2, window=None)
-        whole: Tensor = kernel(torch.cat(parts), *self.storage.blocks[0], tensors, call)
-        return list(whole[: whole.shape[0] - num_padded].split([n for *_, n in wanted]))
+    def plan(self, sequences: Pass) -> VarlenPass:
+        return replace(super().plan(sequences), kernel=OWN)
 
 
 def test_a_rows_attention_does_not_depend_on_the_rows_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tests.harness.gpu.interpreted import add_in_order
-
     add_in_order(monkeypatch)
     monkeypatch.setattr(attention, "BLOCK_KEYS", 32)
     monkeypatch.setattr(attention, "PART_KEYS", 64)
-    sessions = Sessions()
-    [whole] = sessions.attend(OWN, [(0, 0, 160)])
-    torch.testing.assert_close(
-        whole, sessions.attend(reference_kernel(), [(0, 0, 160)])[0], rtol=NEAR, atol=NEAR
-    )
-    for start, count in ((150, 1), (63, 2), (64, 6), (100, 37)):
-        expected = whole[start : start + count]
-        assert torch.equal(sessions.attend(OWN, [(0, start, count)])[0], expected)
-        beside = [(1, 3, 9), (0, start, count), (2, 0, 1), (3, 70, 20)]
-        for num_rows in (0, 80):
-            assert torch.equal(sessions.attend(OWN, beside, num_rows)[1], expected)
+    bench, reference = OwnBench(torch.float32, 40), PagedBench(torch.float32, 40)
+    texts = [Text(160, seed, torch.float32) for seed in range(4)]
+    tables = [bench.pool.new_table() for _ in texts]
+    others: list[Rows] = [
+        (texts[1], tables[1], 3, 12),
+        (texts[2], tables[2], 0, 1),
+        (texts[3], tables[3], 70, 90),
+    ]
+    bench.run([(text, table, 0, stop) for text, table, _, stop in others])
+    (whole,) = bench.run([(texts[0], tables[0], 0, 160)])
+    (expected,) = reference.run(reference.whole(texts[:1]))
+    torch.testing.assert_close(whole, expected, rtol=NEAR, atol=NEAR)
+    for start, stop in ((150, 151), (100, 137), (64, 70), (63, 65)):
+        rows = (texts[0], tables[0], start, stop)
+        bench.is_padded = False
+        assert torch.equal(bench.run([rows])[0], whole[start:stop])
+        for is_padded in (False, True):
+            bench.is_padded = is_padded
+            beside = bench.run([others[0], rows, *others[1:]])
+            assert torch.equal(beside[1], whole[start:stop])

@@ -81,18 +81,3 @@ def test_heads_are_rotated_and_stored(
 
     for got, expected in zip(placed(KERNELS, dtype), placed(PLAIN, torch.float32), strict=True):
         assert_near(got, expected.to(dtype))
-
-
-def test_torch_knows_the_shapes() -> None:
-    """Tensors without values pass through: what Dynamo and fake devices need."""
-    meta = torch.device("meta")
-    rows, norm = torch.empty(6, 64, device=meta), Norm(torch.empty(64, device=meta), 1e-5)
-    keys = torch.empty(40, 2, 16, device=meta)
-    places = torch.empty(6, dtype=torch.int64, device=meta)
-    table = torch.empty(100, 16, device=meta)
-    mixed = torch.empty(6, 128, device=meta)
-    total, normed = KERNELS.add_norm(rows, rows, norm)
-    assert total.shape == normed.shape == KERNELS.norm(rows, norm).shape == (6, 64)
-    assert KERNELS.gate(rows).shape == (6, 32)
-    rotation = Rotation(table, table, places)
-    assert KERNELS.place(mixed, rotation, None, Slots(keys, keys, places)).shape == (6, 4, 16)

@@ -1,4 +1,4 @@
-"""Linear layers in float8: as near as their rounding allows, half the memory."""
+"""Weights of 8 bits on GPUs: as near as their rounding allows, and the memory they take."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import Qwen3Config
 
 from models.checkpoint.memory_estimate import memory_estimate
-from models.gpu.decoder import MergedDecoder
 from models.gpu.fp8 import Fp8Linear, fp8_linear, round_rows
+from models.gpu.products import int8_linear
 from models.layers.linear import plain_linear
+from models.layers.quantization import quantize_weight
 from models.parallel.layers import num_local_bytes
 from tests.cases.models.llama_family import CONFIGS, SIZES, TEXT, chunked_logits, write
 from tests.fakes.engines import tiny_config
-from tests.models.gpu.test_decoder import paged_runner
+from tests.models.gpu.test_decoder import decode_by, paged_runner
 
 LARGEST = 448.0
 
@@ -75,24 +76,41 @@ def test_the_kernel_rounds_as_torch_does(dtype: torch.dtype) -> None:
     assert float(near.float().mean()) > 0.95
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def test_a_model_of_float8_is_near_and_takes_what_was_estimated(tmp_path: Path) -> None:
     write(CONFIGS["qwen3"], tmp_path)
-    return tmp_path
-
-
-def test_a_rounded_model_is_near_and_half_as_large(folder: Path) -> None:
-    loaded = paged_runner(folder, graphs="off", dtype="bfloat16")
+    loaded = paged_runner(tmp_path, graphs="off", dtype="bfloat16")
     expected = chunked_logits(loaded)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    decoder = MergedDecoder(model, 256, fp8_linear, plain_linear)
+    decoder, kept = decode_by(loaded, tmp_path, fp8_linear, plain_linear)
     assert sum(isinstance(each, Fp8Linear) for each in decoder.products()) == 4 * 3
     assert type(decoder.products()[-1]) is torch.nn.Linear
-    loaded.backend._forward = decoder  # type: ignore[attr-defined]
     logits = chunked_logits(loaded)
     assert logits.shape == expected.shape == (len(TEXT), SIZES["vocab_size"])
     assert float((logits - expected).std() / expected.std()) < 0.25
+    config = tiny_config(tmp_path, device="cuda", dtype="bfloat16", quantization="fp8")
+    assert memory_estimate(config).weight_bytes == num_local_bytes(kept)
 
-    kept = num_local_bytes(torch.nn.ModuleList([model, *decoder.products()]))
-    config = tiny_config(folder, device="cuda", dtype="bfloat16", quantization="fp8")
-    assert memory_estimate(config).weight_bytes == kept
+
+def rounded_linear(weight: Tensor, bias: Tensor | None) -> torch.nn.Linear:
+    """torch's own layer with the numbers that 8 bits stand for."""
+    integers, scales = quantize_weight(weight)
+    return plain_linear(integers * scales.unsqueeze(1), bias)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_model_of_int8_computes_what_its_rounded_weights_do(
+    tmp_path: Path, is_tied: bool
+) -> None:
+    """The same integers and scales, summed by other products; and it takes what was estimated."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    small = SIZES | {"num_hidden_layers": 1, "tie_word_embeddings": is_tied}
+    write(Qwen3Config(**small, head_dim=16), tmp_path)
+    runner = paged_runner(tmp_path, graphs="off")
+    whole = chunked_logits(runner)
+    decode_by(runner, tmp_path, rounded_linear, rounded_linear)
+    by_torch = chunked_logits(runner)
+    _, kept = decode_by(runner, tmp_path, int8_linear, int8_linear)
+    by_gpu = chunked_logits(runner)
+    torch.testing.assert_close(by_gpu, by_torch, rtol=1e-4, atol=1e-3)
+    assert not torch.equal(by_gpu, whole)
+    config = tiny_config(tmp_path, device="cuda", quantization="int8")
+    assert memory_estimate(config).weight_bytes == num_local_bytes(kept)
