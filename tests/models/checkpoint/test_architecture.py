@@ -37,17 +37,9 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
 from tests.cases.models.architectures import write
+from tests.fakes.engines import tiny_config
 
 RECURRENT = "its layers keep a recurrent state"
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 128,
-}
 
 
 def config(**overrides: Any) -> EngineConfig:
@@ -125,20 +117,19 @@ def test_what_can_be_served_has_the_windows_of_its_config(
     assert layer_windows(hf_config) == windows
 
 
-def test_context_beyond_learned_positions_is_refused() -> None:
+@pytest.mark.parametrize(
+    "hf_config", [GPT2Config(n_positions=64), LlamaConfig(max_position_embeddings=64)]
+)
+def test_context_beyond_the_checkpoints_is_refused(hf_config: PreTrainedConfig) -> None:
     message = r"max_model_len must be at most .*max_position_embeddings \(64\), got 65"
     with pytest.raises(ValueError, match=message):
-        refuse_unsupported(GPT2Config(n_positions=64), config(max_model_len=65))
-    refuse_unsupported(GPT2Config(n_positions=64), config(max_model_len=64))
+        refuse_unsupported(hf_config, config(max_model_len=65))
+    refuse_unsupported(hf_config, config(max_model_len=64))
 
 
 def test_an_encoder_that_calls_itself_a_language_model_is_refused(tmp_path: Path) -> None:
     """Its config says nothing; its layers do, in the first pass of the start-up test."""
-    sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
-    write(BertConfig(**sizes), tmp_path)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32}
+    write(BertConfig(**sizes, num_hidden_layers=2, num_attention_heads=2), tmp_path)
     with pytest.raises(ValueError, match=r"BertSelfAttention uses later positions: not served"):
-        ModelRunner(
-            EngineConfig(
-                model_path=str(tmp_path), dtype="float32", max_model_len=64, kv_cache_tokens=256
-            )
-        )
+        ModelRunner(tiny_config(tmp_path))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from models.attention import gather_plan as attention_plan
 from models.attention import interface as attention
 from models.attention.features import AttentionFeatures
-from models.config import AttentionName, EngineConfig
+from models.config import AttentionName
 from models.cpu import batch, ops
 from models.cpu.fused_decoder import FusedDecoder
 from models.cpu.kernels.compiling import Call
@@ -40,7 +40,7 @@ from tests.cases.models.architectures import (
     serve,
     write,
 )
-from tests.fakes.engines import EPOCH, Client, Link, run_clients
+from tests.fakes.engines import EPOCH, Client, Link, run_clients, tiny_config
 
 DRAFT_NOISE = 0.01
 FUSED = {"llama", "qwen2", "qwen3", "mistral"}
@@ -125,11 +125,8 @@ def test_rows_far_behind_a_window_have_the_bits_of_the_whole(
     config = copy.deepcopy(CONFIGS[name])
     config.max_position_embeddings = 2048
     write(config, tmp_path)
-    path = str(tmp_path)
-    sizes = {"max_model_len": 2048, "kv_cache_tokens": 8192, "num_threads": 1}
-    loaded = ModelRunner(
-        EngineConfig(model_path=path, dtype="float32", attention=attention, **sizes)
-    )
+    sizes = {"max_model_len": 2048, "kv_cache_tokens": 8192}
+    loaded = ModelRunner(tiny_config(tmp_path, attention=attention, **sizes))
     texts = [random.Random(seed).choices(range(VOCAB_SIZE), k=1400) for seed in range(2)]
     tables = [loaded.pool.new_table() for _ in texts]
     whole = []
@@ -138,7 +135,7 @@ def test_rows_far_behind_a_window_have_the_bits_of_the_whole(
         parts = [SequenceRows(table, i, text[i : i + 350], 350) for i in range(0, 1400, 350)]
         whole.append(torch.cat([loaded.forward([part]) for part in parts]))
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
         expected = model(torch.tensor([texts[0]])).logits[0]

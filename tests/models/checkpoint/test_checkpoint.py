@@ -10,15 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, modeling_utils
 
 from models.checkpoint.loader import load_checkpoint, pieces_of_memory, read_config
-from models.config import EngineConfig
-
-
-def _config(path: str, **overrides: Any) -> EngineConfig:
-    return EngineConfig(model_path=path, **{"max_model_len": 256, "num_threads": 1, **overrides})
+from tests.fakes.engines import tiny_config
 
 
 def test_loads_sizes(tiny_target):
-    checkpoint = load_checkpoint(_config(tiny_target, dtype="float32"))
+    checkpoint = load_checkpoint(tiny_config(tiny_target))
     assert (checkpoint.num_columns, checkpoint.drawable.size) == (512, 512)
     assert (checkpoint.num_layers, checkpoint.num_heads, checkpoint.num_key_heads) == (2, 4, 2)
     assert checkpoint.head_dim == 16
@@ -29,13 +25,7 @@ def test_eos_ids_come_from_the_generation_config(tiny_target, tmp_path):
     path = shutil.copytree(tiny_target, tmp_path / "model")
     generation = path / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [3, 4]}))
-    assert load_checkpoint(_config(str(path))).eos_ids == (3, 4)
-
-
-def test_context_above_the_checkpoint_is_refused(tiny_target):
-    message = r"max_model_len must be at most .*max_position_embeddings \(1024\), got 1025"
-    with pytest.raises(ValueError, match=message):
-        load_checkpoint(_config(tiny_target, max_model_len=1025))
+    assert load_checkpoint(tiny_config(path)).eos_ids == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +56,7 @@ def test_a_missing_weight_is_named(tiny_target, tmp_path):
         ValueError,
         match=r"lacks 1 weights that config.json means, first 'model.layers.1.mlp.up_proj",
     ):
-        load_checkpoint(_config(str(path)))
+        load_checkpoint(tiny_config(path))
 
 
 def test_transformers_takes_no_memory_ahead(tiny_target, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,26 @@ from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_shapes import check_stored_shapes
 from models.engine.runner import ModelRunner
 from models.layers.grouped import GroupedLinear
-from tests.cases.models.llama_family import CONFIGS, SIZES, write
+from tests.cases.models.llama_family import SIZES, write
 from tests.cases.packed_formats import publish
 from tests.fakes.engines import text_logits, tiny_config
+from tests.models.checkpoint.test_packed_folder import TEXT, config_named
 
-TEXT = list(range(5, 69))
 EACH = [("awq", 4, False), ("gptq", 4, False), ("gptq", 4, True), ("gptq", 8, True)]
 
 
-def write_original(folder: Path) -> Path:
-    config = copy.deepcopy(CONFIGS["llama"])
-    config.intermediate_size = 192
-    write(config, folder)
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    write(config_named("llama"), folder)
     return folder
 
 
 @pytest.mark.parametrize(("method", "bits", "is_symmetric"), EACH)
 def test_numbers_and_logits_are_the_folders(
-    method: str, bits: int, is_symmetric: bool, tmp_path: Path
+    method: str, bits: int, is_symmetric: bool, original: Path, tmp_path: Path
 ) -> None:
-    original, folder = write_original(tmp_path / "original"), tmp_path / "published"
+    folder = tmp_path / "published"
     numbers = publish(original, folder, method, bits, is_symmetric=is_symmetric)
     config = tiny_config(folder)
     check_stored_shapes(config)
@@ -75,10 +74,10 @@ def test_numbers_and_logits_are_the_folders(
     ],
 )
 def test_groups_that_are_not_read_are_refused(
-    terms: dict[str, Any], complaint: str, tmp_path: Path
+    terms: dict[str, Any], complaint: str, original: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "published"
-    publish(write_original(tmp_path / "original"), folder, "gptq")
+    publish(original, folder, "gptq")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= terms
     (folder / "config.json").write_text(json.dumps(config))
@@ -86,9 +85,9 @@ def test_groups_that_are_not_read_are_refused(
         memory_estimate(tiny_config(folder))
 
 
-def test_a_gpu_takes_them_by_vllm_only(tmp_path: Path) -> None:
+def test_a_gpu_takes_them_by_vllm_only(original: Path, tmp_path: Path) -> None:
     folder = tmp_path / "published"
-    publish(write_original(tmp_path / "original"), folder, "awq")
+    publish(original, folder, "awq")
     gpu = {"device": "cuda", "dtype": "bfloat16"}
     with pytest.raises(ValueError, match="served for device cpu, got cuda; engine vllm"):
         memory_estimate(tiny_config(folder, **gpu))
@@ -98,10 +97,10 @@ def test_a_gpu_takes_them_by_vllm_only(tmp_path: Path) -> None:
     assert 5 < by_vllm.bits_a_weight < 11  # embedding and output layer are whole
 
 
-def test_the_check_reads_headers_of_other_groups(tmp_path: Path) -> None:
+def test_the_check_reads_headers_of_other_groups(original: Path, tmp_path: Path) -> None:
     """vLLM may serve what is no group of ours: sizes are said, and nothing breaks."""
     folder = tmp_path / "published"
-    publish(write_original(tmp_path / "original"), folder, "gptq")
+    publish(original, folder, "gptq")
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith(".qzeros")]:
         tensors[name] = tensors[name][:, : 3 * tensors[name].shape[1] // 4].contiguous()  # 3 bits
@@ -123,9 +122,9 @@ def test_families_without_such_layers_are_refused_before_loading(tmp_path: Path)
             check(tiny_config(folder))
 
 
-def test_other_orders_and_zeros_are_refused(tmp_path: Path) -> None:
+def test_other_orders_and_zeros_are_refused(original: Path, tmp_path: Path) -> None:
     folder = tmp_path / "published"
-    publish(write_original(tmp_path / "original"), folder, "gptq", 8)
+    publish(original, folder, "gptq", 8)
     file = folder / "model.safetensors"
     tensors, layer = load_file(file), "model.layers.1.mlp.down_proj"
     order = tensors[f"{layer}.g_idx"].flip(0)
