@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.checkpoint.memory_estimate import memory_estimate
-from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from models.heads.config import TargetHeads, target_heads
 from models.heads.eagle3_folder import read_eagle3
@@ -23,14 +20,8 @@ from tests.cases.models.eagle3 import (
     eagle3_weights,
     write_eagle3,
 )
-from tests.fakes.engines import make_runner, random_prompt, tiny_checkpoint
-
-TARGET = tiny_checkpoint(noise=0.0)
-WIDTH, VOCAB = 64, 256
-
-
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+from tests.fakes.engines import make_runner, random_prompt
+from tests.models.heads.test_mtp import TARGET, VOCAB, WIDTH, check_memory, gpt2, model
 
 
 def without(weights: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
@@ -112,10 +103,9 @@ def test_other_configs_are_refused_by_name(
 
 
 def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
-    other = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2))
     folder = write_eagle3(tmp_path, TARGET, eagle3_weights(TARGET))
     with pytest.raises(ValueError, match=r"EAGLE-3 heads are served for Llama.*not for gpt2"):
-        read_eagle3(folder, other)
+        read_eagle3(folder, gpt2())
 
 
 @pytest.mark.parametrize("spelling", ["original", "speculators"])
@@ -191,18 +181,8 @@ def test_memory_is_estimated_as_it_is_taken(
     width: int | None, ids: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
     weights = eagle3_weights(TARGET, ids=ids, width=width)
-    runner = make_runner(heads=str(write_eagle3(tmp_path, TARGET, weights)))
-    without_heads = make_runner()
-    sizes = memory_estimate(
-        EngineConfig(model_path=str(TARGET), dtype="float32", heads=str(tmp_path))
-    )
-    assert sizes.weight_bytes == runner.weight_bytes
-    assert sizes.kv_bytes_per_token == runner.kv_bytes_per_token
     numbers = sum(one.numel() for name, one in weights.items() if name not in ("d2t", "t2d"))
-    assert runner.weight_bytes - without_heads.weight_bytes == 4 * numbers
-    assert runner.kv_bytes_per_token * 2 == without_heads.kv_bytes_per_token * 3
-    assert runner.draft_layer is not None
-    assert runner.draft_layer.num_tokens == NUM_STEPS
+    check_memory(write_eagle3(tmp_path, TARGET, weights), numbers)
 
 
 def test_weights_take_the_targets_type(tmp_path: Path) -> None:

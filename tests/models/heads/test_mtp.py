@@ -10,11 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from models.checkpoint.memory_estimate import memory_estimate
-from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from models.heads.mtp import read_mtp
 from tests.cases.models.mtp import NUM_STEPS, PREFIX, mtp_weights, write_mtp
-from tests.fakes.engines import make_runner, random_prompt, tiny_checkpoint
+from tests.fakes.engines import make_runner, random_prompt, tiny_checkpoint, tiny_config
 
 TARGET = tiny_checkpoint(noise=0.0)
 WIDTH, VOCAB = 64, 256
@@ -57,12 +56,15 @@ def test_what_is_no_such_head_is_refused_by_name(tmp_path: Path) -> None:
             read_mtp(folder, model())
 
 
+def gpt2() -> Any:
+    return AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2))
+
+
 def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
-    other = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2))
     with pytest.raises(
         ValueError, match="Llama, Mistral, Qwen2 and Qwen3 only so far, not for gpt2"
     ):
-        read_mtp(write_mtp(tmp_path, mtp_weights(TARGET)), other)
+        read_mtp(write_mtp(tmp_path, mtp_weights(TARGET)), gpt2())
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:
@@ -94,21 +96,22 @@ def test_a_head_of_some_ids_has_the_same_logits_for_them(attention: str, tmp_pat
     assert bool((few.isfinite().sum(dim=1) == 3).all())
 
 
-@pytest.mark.parametrize("num_ids", [None, 3])
-def test_memory_is_estimated_as_it_is_taken(num_ids: int | None, tmp_path: Path) -> None:
-    weights = mtp_weights(TARGET)
-    if num_ids is not None:
-        weights["d2t"] = torch.zeros(num_ids, dtype=torch.int64)
-    runner = make_runner(heads=str(write_mtp(tmp_path, weights)))
-    without = make_runner()
-    sizes = memory_estimate(
-        EngineConfig(model_path=str(TARGET), dtype="float32", heads=str(tmp_path))
-    )
+def check_memory(heads: Path, num_numbers: int) -> None:
+    """Check that a head of one layer takes what is estimated, and drafts by all its steps."""
+    runner, without = make_runner(heads=str(heads)), make_runner()
+    sizes = memory_estimate(tiny_config(TARGET, heads=str(heads)))
     assert sizes.weight_bytes == runner.weight_bytes
     assert sizes.kv_bytes_per_token == runner.kv_bytes_per_token
-    num_numbers = sum(weight.numel() for name, weight in weights.items() if name != "d2t")
-    num_numbers += (num_ids or VOCAB) * WIDTH
     assert runner.weight_bytes - without.weight_bytes == 4 * num_numbers
     assert runner.kv_bytes_per_token * 2 == without.kv_bytes_per_token * 3, "a layer more than two"
     assert runner.draft_layer is not None
     assert runner.draft_layer.num_tokens == NUM_STEPS
+
+
+@pytest.mark.parametrize("num_ids", [None, 3])
+def test_memory_is_estimated_as_it_is_taken(num_ids: int | None, tmp_path: Path) -> None:
+    weights = mtp_weights(TARGET)
+    num_numbers = sum(weight.numel() for weight in weights.values()) + (num_ids or VOCAB) * WIDTH
+    if num_ids is not None:
+        weights["d2t"] = torch.zeros(num_ids, dtype=torch.int64)
+    check_memory(write_mtp(tmp_path, weights), num_numbers)
