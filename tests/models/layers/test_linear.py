@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from models.cpu.product import KernelLinear
+from models.cpu.quantizer import Quantizer
 from models.layers.linear import PackedLinear, RowwiseActivation, can_pack, make_rowwise
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -75,23 +77,33 @@ def test_activation_of_a_row_does_not_depend_on_the_others(dtype, width, functio
         assert torch.equal(wrapped(rows[:, :count].clone()), whole[:, :count]), count
 
 
-def test_make_rowwise_replaces_layers_in_place_and_keeps_a_tied_embedding():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(32, 16)
-            self.block = nn.Sequential(nn.Linear(16, 16), nn.SiLU())
-            self.head = nn.Linear(16, 32, bias=False)
-            self.head.weight = self.embedding.weight
+class TiedModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.SiLU())
+        self.head = nn.Linear(16, 32, bias=False)
+        self.head.weight = self.embedding.weight
 
-        def forward(self, ids):
-            return self.head(self.block(self.embedding(ids)))
+    def forward(self, ids):
+        return self.head(self.block(self.embedding(ids)))
 
-    model = Model()
-    ids = torch.arange(32)
+
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_make_rowwise_replaces_layers_in_place_and_keeps_a_tied_embedding(is_rounded):
+    torch.manual_seed(0)
+    model, ids = TiedModel(), torch.arange(32)
     expected = model(ids)
-    make_rowwise(model)
+    quantizer = Quantizer(KernelLinear, 8)
+    make_rowwise(model, *([quantizer] if is_rounded else []))
+    kind = KernelLinear if is_rounded else PackedLinear
     kinds = [type(model.block[0]), type(model.block[1]), type(model.head)]
-    assert kinds == [PackedLinear, RowwiseActivation, PackedLinear]
+    assert kinds == [kind, RowwiseActivation, kind]
     assert [name for name, _ in model.named_parameters()] == ["embedding.weight"]
-    torch.testing.assert_close(model(ids), expected)
+    if not is_rounded:
+        torch.testing.assert_close(model(ids), expected)
+        return
+    # A group of 16 inputs takes as much as one of 32, with its scale; outputs have factors.
+    assert quantizer.num_bytes == 16 * (32 + 2 + 4) + 4 * 16 + 32 * (32 + 2 + 4)
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=0.15)
+    assert not torch.equal(model(ids), expected)

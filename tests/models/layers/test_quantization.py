@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-import json
-import shutil
-
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
-from models.checkpoint.loader import load_checkpoint, refuse_unsupported
 from models.config import GROUPED
 from models.cpu.fused_decoder import FusedDecoder
-from models.cpu.product import KernelLinear
-from models.cpu.quantizer import Quantizer
 from models.engine.runner import ModelRunner
 from models.layers.groups import TABLE_BITS, group_weight
-from models.layers.linear import RowwiseActivation, make_rowwise
 from models.layers.quantization import quantize_weight
 from tests.fakes.engines import text_logits, tiny_config
 
@@ -48,33 +41,6 @@ def test_no_weight_moves_by_more_than_half_its_scale(dtype):
     assert (error <= scales.double().unsqueeze(1) * 0.5001).all()
     assert (error[6] < 0.01).all()
     assert (integers[3] == 0).all()
-
-
-def test_a_generic_model_is_rounded_in_place_and_keeps_its_embedding():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(32, 16)
-            self.block = nn.Sequential(nn.Linear(16, 16), nn.SiLU())
-            self.head = nn.Linear(16, 32, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, ids):
-            return self.head(self.block(self.embedding(ids)))
-
-    torch.manual_seed(0)
-    model = Model()
-    expected = model(torch.arange(32))
-    quantizer = Quantizer(KernelLinear, 8)
-    make_rowwise(model, quantizer)
-    kinds = [type(model.block[0]), type(model.block[1]), type(model.head)]
-    assert kinds == [KernelLinear, RowwiseActivation, KernelLinear]
-    assert [name for name, _ in model.named_parameters()] == ["embedding.weight"]
-    # A group of 16 inputs takes as much as one of 32, with its scale; outputs have factors.
-    assert quantizer.num_bytes == 16 * (32 + 2 + 4) + 4 * 16 + 32 * (32 + 2 + 4)
-    out = model(torch.arange(32))
-    torch.testing.assert_close(out, expected, rtol=0, atol=0.15)
-    assert not torch.equal(out, expected)
 
 
 def _logits(runner: ModelRunner) -> torch.Tensor:
@@ -147,16 +113,3 @@ def test_what_has_no_compiled_kernels_is_refused(tiny_target, overrides, reason)
     config = tiny_config(tiny_target, quantization="q4", **overrides)
     with pytest.raises(ValueError, match=f"quantization q4 needs the compiled kernels: .*{reason}"):
         ModelRunner(config)
-
-
-def test_a_checkpoint_that_is_quantised_already_is_refused_by_name(tiny_target, tmp_path):
-    path = shutil.copytree(tiny_target, tmp_path / "model")
-    content = json.loads((path / "config.json").read_text())
-    content["quantization_config"] = {"quant_method": "bitsandbytes", "bits": 4}
-    (path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"quantised already .* quant_method 'bitsandbytes'"):
-        load_checkpoint(tiny_config(path))
-
-
-def test_a_checkpoint_that_is_not_quantised_is_not_refused():
-    refuse_unsupported(LlamaConfig(), tiny_config("unused"))

@@ -10,22 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig
 
 from models.engine.runner import ModelRunner, SequenceRows
-from tests.cases.models.architectures import write
+from tests.cases.models.architectures import sizes, write
 from tests.fakes.engines import tiny_config
 
-SIZES = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+SIZES = sizes(16) | {"vocab_size": 128}
 ORIGINAL_LEN = 64
 TEXT = torch.randint(128, (100,), generator=torch.Generator().manual_seed(0)).tolist()
 

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from models.text.tokenizer import Tokenizer
 from tests.cases.tokenizers import byte_level
+from tests.models.text.test_detokenizer import sentencepiece_like
 
 CORPUS = [
     "The old bear walked home. He was happy;      it rained 1234 times! \u00c5ngstr\u00f6m"
@@ -27,24 +28,6 @@ def trained(**parts: Any) -> tokenizers.Tokenizer:
     return backend
 
 
-def sentence_piece(normalizer: Any) -> tokenizers.Tokenizer:
-    tokens = [f"<0x{byte:02X}>" for byte in range(256)] + [
-        "\u2581",
-        "\u2581\u2581\u2581",
-        "b",
-        "be",
-    ]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    merges = [("b", "e")] if "e" in vocab else []
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
-    backend.normalizer = normalizer
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return backend
-
-
-LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
 SPLIT = pre_tokenizers.Sequence(
     [
         pre_tokenizers.Split(tokenizers.Regex(r" ?\w+|\s+"), "isolated"),
@@ -56,7 +39,7 @@ BOUNDED = {
     "byte-level": Tokenizer(trained(), {}),
     "split": Tokenizer(trained(pre_tokenizer=SPLIT), {}),
     "nfc": Tokenizer(trained(normalizer=normalizers.NFC()), {}),
-    "sentence-piece": Tokenizer(sentence_piece(LLAMA), {}),
+    "sentence-piece": Tokenizer(sentencepiece_like(), {}),
 }
 
 

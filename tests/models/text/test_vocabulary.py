@@ -21,24 +21,15 @@ from models.text.vocabulary import (
     read_vocabulary,
 )
 from tests.cases.messages import EPOCH, opening, verifying
-from tests.cases.models.architectures import serve, write
+from tests.cases.models.architectures import serve, sizes, write
 from tests.fakes.engines import text_logits, tiny_config
 from tests.harness.distribution_engines import answers
 
 NUM_TOKENS = 256  # ids that prompts of `tests.cases.models.architectures` are made of
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+
+
+def of_columns(number: int) -> LlamaConfig:
+    return LlamaConfig(**sizes(16) | {"vocab_size": number})
 
 
 def tokenizer_json(num_tokens: int, missing: tuple[int, ...] = ()) -> str:
@@ -53,22 +44,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, float],
     The padding columns have the largest logits of all: were they drawn, they would be drawn often.
     """
     made = {}
-    largest = 320
     plain = tmp_path_factory.mktemp("plain")
     for noise in (0.0, 0.01):
-        write(LlamaConfig(vocab_size=largest, **SIZES), plain, noise)
-        model = AutoModelForCausalLM.from_pretrained(plain)
-        with torch.no_grad():
-            model.lm_head.weight[NUM_TOKENS:] *= 20
-        for num_columns in (NUM_TOKENS, 280, largest):
+        write(of_columns(320), plain, noise)
+        for num_columns in (NUM_TOKENS, 280, 320):
+            model = AutoModelForCausalLM.from_pretrained(plain)
+            with torch.no_grad():
+                model.lm_head.weight[NUM_TOKENS:] *= 20
             folder = tmp_path_factory.mktemp("padded")
             model.resize_token_embeddings(num_columns)
             model.save_pretrained(folder)
             (folder / "tokenizer.json").write_text(tokenizer_json(NUM_TOKENS))
             made[num_columns, noise] = folder
-            model = AutoModelForCausalLM.from_pretrained(plain)
-            with torch.no_grad():
-                model.lm_head.weight[NUM_TOKENS:] *= 20
     return made
 
 
@@ -96,7 +83,7 @@ def test_padding_of_either_side_changes_no_text(
 
 
 def test_ids_between_others_are_not_drawn_either(tmp_path: Path) -> None:
-    write(LlamaConfig(vocab_size=64, **SIZES), tmp_path)
+    write(of_columns(64), tmp_path)
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(50, missing=(7, 31)))
     logits = text_logits(ModelRunner(tiny_config(tmp_path)), [1, 2, 3, 60, 7])
     assert logits.shape == (5, 50)
