@@ -45,6 +45,8 @@ def test_on_a_cpu_they_are_used() -> None:
 @pytest.mark.parametrize(
     ("changes", "head_dim", "reason"),
     [
+        ({"attention": "reference"}, 64, ""),
+        ({"attention": "varlen"}, 64, ""),
         ({"dtype": "float16"}, 64, "dtype is float16, they are for bfloat16 and float32"),
         ({"block_size": 20}, 64, "block_size is 20, no multiple of 16"),
         ({}, 72, "the model's heads have 72 numbers, no multiple of 16"),
@@ -87,11 +89,6 @@ def test_what_is_asked_is_what_kernels_need() -> None:
     """Written down where numba need not be: other sizes would be read past their ends."""
     assert cpu_setup._LANES == NUM_LANES
     assert {getattr(torch, name) for name in cpu_setup._DTYPES} == set(cpu_kernels._ATTENDS)
-
-
-@pytest.mark.parametrize("attention", ["reference", "varlen"])
-def test_they_are_not_used_where_others_are_asked_for(attention: str) -> None:
-    assert not uses_kernels(tiny_config("m", attention=attention), 64)
 
 
 def test_heads_of_other_sizes_are_served(make_tiny_llama: MakeCheckpoint) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from models.cpu.embedding import PackedEmbedding
-from models.cpu.kernels import packed
 from models.cpu.product import KernelLinear
 from models.layers.groups import Bits, group_weight, joined_groups
 
@@ -107,11 +106,6 @@ def test_a_rows_bits_are_its_own_beside_rows_of_any_size(bits: Bits) -> None:
     for count in range(1, 14):
         found = torch.cat([layer(some) for some in rows.split(count)])
         torch.testing.assert_close(found, alone, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_record_has_room_for_a_group() -> None:
-    assert packed.row_bytes(1) == packed.row_bytes(32) == packed.RECORD_BYTES
-    assert packed.row_bytes(33) == 2 * packed.RECORD_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

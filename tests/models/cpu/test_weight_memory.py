@@ -13,6 +13,7 @@ from torch import Tensor
 from models.cpu import weight_memory
 from models.cpu.product import KernelLinear
 from models.cpu.weight_memory import HUGE_BYTES, WeightMemory, weights_in, weights_together
+from tests.models.cpu.test_shared_weights import WEIGHTS
 
 MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -32,14 +33,8 @@ def huge_bytes(weight: Tensor) -> int:
 
 def test_weights_lie_close_together_and_stay_apart() -> None:
     memory = WeightMemory()
-    weights = [
-        torch.arange(10, dtype=torch.float32).view(2, 5),
-        torch.full((3, 7), 0.1, dtype=torch.bfloat16),
-        torch.empty(0),
-        torch.arange(100, dtype=torch.int8).view(4, 25).T,
-    ]
-    places = [memory.keep(weight) for weight in weights]
-    for weight, place in zip(weights, places, strict=True):
+    places = [memory.keep(weight) for weight in WEIGHTS]
+    for weight, place in zip(WEIGHTS, places, strict=True):
         assert torch.equal(weight, place)
     filled = [place for place in places if place.numel()]
     starts = [place.data_ptr() for place in filled]
@@ -47,7 +42,7 @@ def test_weights_lie_close_together_and_stay_apart() -> None:
     assert starts[-1] - starts[0] < 1024
     for place in filled:
         place.zero_()
-    assert memory.num_bytes == sum(weight.nbytes for weight in weights)
+    assert memory.num_bytes == sum(weight.nbytes for weight in WEIGHTS)
 
 
 def test_a_weight_that_has_no_room_begins_another_piece(monkeypatch: pytest.MonkeyPatch) -> None:

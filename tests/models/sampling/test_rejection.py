@@ -29,13 +29,15 @@ def scores_of(*rows: dict[int, float]) -> torch.Tensor:
     return scores
 
 
-def judged(draft: list[int], rows: list[DraftRow], num_rows: int, seed: int = 1) -> VerifiedDraft:
+def judged(
+    draft: list[int], rows: list[DraftRow], num_rows: int, seed: int = 1, first_row: int = 0
+) -> VerifiedDraft:
     return VerifiedDraft(
-        first_row=0,
+        first_row=first_row,
         num_rows=num_rows,
         draft=draft,
         draft_rows=rows,
-        position=10,
+        position=10 + first_row,
         seed=seed,
         eos_ids=[EOS],
     )
@@ -65,14 +67,8 @@ def test_what_the_target_forbids_falls_and_is_replaced() -> None:
     assert abs(share - 5 / 6) < 4 * np.sqrt(5 / 36 / len(texts))
 
 
-def test_an_eos_that_stands_ends_the_text() -> None:
-    scores = scores_of(SURE, {EOS: 1.0}, SURE, SURE)
-    text = judge_one(scores, judged([1, EOS, 1], [certain_row(t) for t in (1, EOS, 1)], 4))
-    assert text == [1, EOS]
-
-
-@pytest.mark.parametrize("eos_at", [0, 2])
-def test_an_eos_first_or_last_in_the_draft(eos_at: int) -> None:
+@pytest.mark.parametrize("eos_at", [0, 1, 2])
+def test_an_eos_that_stands_ends_the_text(eos_at: int) -> None:
     draft = [1, 1, 1]
     draft[eos_at] = EOS
     scores = scores_of(*({token: 1.0} for token in draft), SURE)
@@ -139,17 +135,8 @@ def test_a_judgement_does_not_depend_on_its_batch() -> None:
     uniform_row = row_of(dict.fromkeys(range(VOCAB_SIZE), 1 / VOCAB_SIZE))
     first = 0
     for i, (k, num_rows) in enumerate([(4, 5), (1, 2), (3, 2), (2, 3), (4, 5), (3, 3)] * 2):
-        drafts.append(
-            VerifiedDraft(
-                first_row=first,
-                num_rows=num_rows,
-                draft=[(3 * i + j) % VOCAB_SIZE for j in range(k)],
-                draft_rows=[uniform_row] * k,
-                position=20 + i,
-                seed=i,
-                eos_ids=[EOS],
-            )
-        )
+        tokens = [(3 * i + j) % VOCAB_SIZE for j in range(k)]
+        drafts.append(judged(tokens, [uniform_row] * k, num_rows, seed=i, first_row=first))
         first += num_rows
     together = verify_by_rejection(scores[:first], drafts)
     assert len({len(text) for text in together}) > 1

@@ -1,4 +1,7 @@
-"""Top-k and top-p cuts of a pass: rows that need a whole sort get one, and nobody else."""
+"""Top-k and top-p cuts of a pass: rows that need a whole sort get one, and nobody else.
+
+`test_logits.py` holds up where they cut.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +55,20 @@ def scores_of(kinds: list[Sampling], seed: int = 0) -> torch.Tensor:
     return rows
 
 
-def test_only_the_row_with_the_wide_nucleus_is_sorted_whole() -> None:
-    kinds = [NARROW] * 16 + [WIDE]
+@pytest.mark.parametrize(
+    ("kinds", "sizes"),
+    [
+        ([NARROW] * 16, [(16, 256)]),
+        ([*[NARROW] * 16, WIDE], [(17, 256), (1, VOCAB_SIZE)]),
+    ],
+    ids=["narrow ones", "a wide one among them"],
+)
+def test_only_a_row_with_a_wide_nucleus_is_sorted_whole(
+    kinds: list[Sampling], sizes: list[tuple[int, int]]
+) -> None:
     with Sorted() as seen:
         truncate(scores_of(kinds), kinds)
-    assert seen.sizes == [(17, 256), (1, VOCAB_SIZE)]
-
-
-def test_without_a_wide_nucleus_nothing_is_sorted_twice() -> None:
-    with Sorted() as seen:
-        truncate(scores_of([NARROW] * 16), [NARROW] * 16)
-    assert seen.sizes == [(16, 256)]
+    assert seen.sizes == sizes
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -75,14 +81,3 @@ def test_neighbours_change_no_bit_of_a_row(seed: int) -> None:
     for row, kind in enumerate(kinds):
         alone = truncate(scores[row : row + 1], [kind])
         assert torch.equal(together[row].view(torch.int32), alone[0].view(torch.int32)), row
-
-
-def test_a_wide_nucleus_is_cut_where_a_whole_sort_cuts_it() -> None:
-    kinds = [WIDE, NARROW]
-    scores = scores_of(kinds)
-    kept = truncate(scores, kinds)[0] > -torch.inf
-    falling, _ = scores[0].to(torch.float64).softmax(0).sort(descending=True)
-    num_needed = int((falling.cumsum(0) < WIDE.top_p).sum()) + 1
-    lowest = scores[0].sort(descending=True).values[num_needed - 1]
-    assert torch.equal(kept, scores[0] >= lowest)
-    assert 256 < int(kept.sum()) < VOCAB_SIZE - 1
