@@ -80,8 +80,8 @@ class ConstraintReplica:
             Meters({"model_name": model_name, "engine": "constraint"}, ray_mirror)
         )
         await asyncio.to_thread(bring, Path(model_path), logger.info, weights=False)
-        self._workers = ConstraintWorkers(workers_config(service, model_path))
-        self._rewards = RewardWorkers(workers_config(service, model_path))
+        config = workers_config(service, model_path)
+        self._workers, self._rewards = ConstraintWorkers(config), RewardWorkers(config)
         if service.reward_classifiers:  # loading them takes seconds
             self._rewards.begin()
         logger.info("constraint: starting %d children", service.num_children)

@@ -151,8 +151,8 @@ def _product(linear: Any, make_linear: MakeLinear) -> nn.Module:
 
 def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> nn.Module:
     """Join linear layers of the same input into one product."""
+    scales = joined_scales(*linears)  # first: it refuses weights that cannot be joined
     weight, bias = joined_weight(*linears)
-    scales = joined_scales(*linears)
     made: nn.Module = (
         make_linear(weight, bias) if scales is None else make_linear(weight, bias, scales)
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from models.protocol.errors import ContextTooLong, InvalidRequest
-from models.protocol.messages import Sampling
+from models.protocol.messages import Open, Sampling
 from router.drafters.draft_model import POOL
 from router.limits import SessionLimits, SpeculationLimits
 from router.lookahead.session import open_lookahead
 from router.services import Services
 from router.types import GenerationRequest, LookaheadSettings, SpeculationSettings
 from tests.fakes.pools import ScriptedPool
-from tests.fakes.router import LetterDetokenizer, continuation, letters
+from tests.fakes.router import AnsweringEngine, LetterDetokenizer, continuation, letters
 from tests.fakes.sessions import NO_LOOKUP, PROMPT, Front, asked
 from tests.router.remote.test_losses import ScoringProcess
 

@@ -288,10 +288,10 @@ def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = ""
 
 
 def _answer_schemas() -> dict[str, Schema]:
-    shapes: set[type[Shape]] = {ErrorBody}
+    shapes: dict[type[Shape], None] = {ErrorBody: None}  # in the order of the routes
     for route in OPERATIONS:
         shown = (*route.answers.values(), route.streams)
-        shapes.update(shape for shape in shown if isinstance(shape, type))
+        shapes |= dict.fromkeys(shape for shape in shown if isinstance(shape, type))
     _, schemas = msgspec.json.schema_components(shapes, ref_template=REFS + "{name}")
     for schema in schemas.values():
         schema["description"] = cleandoc(schema["description"])

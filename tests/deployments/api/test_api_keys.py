@@ -293,7 +293,10 @@ async def test_a_client_with_less_than_others_says_so_to_the_engines(tmp_path: P
     path = tmp_path / "keys.txt"
     path.write_text(line("alice", "sk-a") + line("bob", "sk-b"))
     generator = ScriptedGenerator()
-    options = {"api_keys": ApiKeys(path), "goes_first": lambda tenant: tenant.name == "bob"}
+    options: dict[str, Any] = {
+        "api_keys": ApiKeys(path),
+        "goes_first": lambda tenant: tenant.name == "bob",
+    }
     async with client_of(generator, **options) as client:
         for key in ("sk-a", "sk-b"):
             headers = {"authorization": f"Bearer {key}"}

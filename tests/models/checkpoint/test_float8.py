@@ -162,8 +162,8 @@ def test_a_head_may_be_stored_in_float8_too(original: Path, tmp_path: Path) -> N
     assert bool(chunked_logits(runner).isfinite().all())
 
 
-def test_a_product_of_both_is_refused(narrow: Path, tmp_path: Path) -> None:
-    folder = publish(narrow, tmp_path / "published", ["up_proj"])
+def test_a_product_of_both_is_refused(original: Path, tmp_path: Path) -> None:
+    folder = publish(original, tmp_path / "published", ["up_proj"])
     with pytest.raises(ValueError, match="some are stored in float8 and some are not"):
         kept_apart(folder)
     assert load_checkpoint(config_of(folder)).num_layers == 3
