@@ -37,7 +37,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "results/gpu-h100.json",
         "loadtest/docs/gpu.md#on-one-h100",
         "models/gpu/kernels/test_kernels_compile.py::test_all_kernels_for_all_architectures",
-        "deployments/config/test_config.py::test_bad_key_is_refused_with_its_path",
+        "deployments/config/test_config.py::test_what_cannot_be_is_refused_with_its_path",
         "deployments/docs/limits.md#limits-of-this-version",
     ),
     "Kubernetes manifests validated": (
@@ -65,8 +65,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "models/README.md#why-the-text-cannot-change",
     ),
     "The default rule, coupled": (
-        "models/engine/test_distribution.py::test_coupled_accepts_by_its_formula",
-        "models/engine/test_distribution.py::test_rejection_accepts_the_common_part",
+        "models/engine/test_distribution.py::test_as_many_are_accepted_as_each_rule_says",
         "results/acceptance.json",
     ),
     "The router chooses k live": (
