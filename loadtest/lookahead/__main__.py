@@ -294,7 +294,15 @@ def _add_compare(kind: argparse.ArgumentParser) -> None:
 
 def _add_verification(kind: argparse.ArgumentParser) -> None:
     add_rule(kind)
-    kind.add_argument("--temperature", type=float, default=0.7)
+    kind.add_argument("--temperature", type=_temperature, default=0.7)
+
+
+def _temperature(text: str) -> float:
+    if (value := float(text)) <= 0.0:
+        raise argparse.ArgumentTypeError(
+            f"must be above 0, because greedy texts have one rule, hard (got {text})"
+        )
+    return value
 
 
 def _add_batch(kind: argparse.ArgumentParser) -> None:
