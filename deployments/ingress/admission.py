@@ -93,7 +93,7 @@ class AdmissionControl:
 
     def goes_first(self, tenant: Tenant) -> bool:
         """Return whether others run so much that the client has less than an even share."""
-        num_clients = len(self._running | {tenant.name: 0})
+        num_clients = len({*self._running, tenant.name})
         return self._running[tenant.name] * num_clients < self.num_running
 
     def refuse_when_full(self, tenant: Tenant = ANYBODY) -> None:
