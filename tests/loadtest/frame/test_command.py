@@ -1,4 +1,7 @@
-"""Every experiment runs in its smallest form; the record has its rows, claims and settings."""
+"""Every experiment runs in its smallest form; the record has its rows, claims and settings.
+
+Each runs on one day in three.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.experiments.registry import EXPERIMENTS
 from loadtest.frame.pairs import find_models
+from tests.harness.runs.matrices import NUM_DAYS
 
 IN_PROCESS = [
     name
     for name, experiment in EXPERIMENTS.items()
     if experiment.stages[0] == "engine" and experiment.pair == "demo"
 ]
+OF_DAYS = [
+    pytest.param(name, marks=pytest.mark.day(number % NUM_DAYS))
+    for number, name in enumerate(IN_PROCESS)
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_PROCESS)
+@pytest.mark.parametrize("name", OF_DAYS)
 def test_an_experiment_runs(name: str, tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     assert main([name, "--quick", "--threads", "1", "--output", str(output)]) == 0
