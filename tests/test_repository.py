@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 41_180,
     "router": 9_725,
-    "deployments": 25_170,
+    "deployments": 25_185,
     "loadtest": 29_680,
-    "tests": 74_275,
+    "tests": 74_285,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -78,7 +78,7 @@ class _Unsupported(Decoder):
 
 
 class _Inflating(Decoder):
-    """Undoes gzip or deflate.
+    """Undoes gzip or deflate. What is neither is read to its end too, and then refused.
 
     Args:
         encoding: one of `ACCEPTED_ENCODINGS`.
@@ -91,8 +91,20 @@ class _Inflating(Decoder):
         self._num_bytes = 0
         self._head = b""  # kept until the kind of stream is known
         self._stream: Any = None
+        self._wrong: InvalidRequest | None = None
 
     async def feed(self, chunk: bytes) -> bytes:
+        if self._wrong is not None:
+            return b""
+        try:
+            return await self._inflated(chunk)
+        except BodyTooLarge:
+            raise
+        except InvalidRequest as wrong:
+            self._wrong = wrong
+            return b""
+
+    async def _inflated(self, chunk: bytes) -> bytes:
         data = self._head + chunk
         if self._stream is None:
             if len(data) < _HEAD_BYTES:
@@ -111,6 +123,8 @@ class _Inflating(Decoder):
         return b"".join(pieces)
 
     def finish(self) -> None:
+        if self._wrong is not None:
+            raise self._wrong
         is_cut = self._head if self._stream is None else not self._stream.eof
         if is_cut:
             raise InvalidRequest(

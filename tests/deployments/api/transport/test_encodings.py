@@ -136,3 +136,19 @@ async def test_json_is_json_whatever_it_is_called(content_type, mark):
     async with client_of(ScriptedGenerator()) as client:
         answer = await client.post(PATH, content=mark + BODY, headers=headers)
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_of_another_encoding_is_read_to_its_end(encoding):
+    """Who still sends would see its connection reset, and not the answer."""
+    taken = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"{no gzip, no deflate", b" and some more", b" to the end}"):
+            taken.append(piece)
+            yield piece
+
+    async with client_of(ScriptedGenerator()) as client:
+        answer = await client.post(PATH, content=pieces(), headers={"content-encoding": encoding})
+    assert (answer.status_code, len(taken)) == (400, 3)
+    assert f"the body is not {encoding}" in answer.json()["error"]["message"]
