@@ -54,7 +54,7 @@ MAX_LINES = {
     "router": 9_725,
     "deployments": 25_185,
     "loadtest": 29_680,
-    "tests": 74_285,
+    "tests": 74_290,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -113,11 +113,18 @@ def refused(schema: type[Any], content: bytes) -> InvalidRequest:
     [
         (messages(USER % b"a", MAX_MESSAGES + 1), "messages", MAX_MESSAGES, MAX_MESSAGES + 1),
         (messages(b"{}", 5000), "messages", MAX_MESSAGES, 5000),
-        (
-            body(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 4097}]),
-            "messages[0].content",
-            MAX_PARTS,
-            4097,
+        *(
+            (
+                body(messages=[message | {"content": [{"type": "text", "text": "a"}] * 4097}]),
+                "messages[0].content",
+                MAX_PARTS,
+                4097,
+            )
+            for message in (
+                {"role": "user"},
+                {"role": "assistant"},
+                {"role": "tool", "tool_call_id": "c"},
+            )
         ),
         (body(messages=[{f"f{i}": 1 for i in range(200)}]), "messages[0]", MAX_FIELDS, 200),
         (body(**{f"f{i}": 1 for i in range(200)}), None, MAX_FIELDS, 201),

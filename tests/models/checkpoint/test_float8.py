@@ -54,7 +54,7 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 
 
 def load_as_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """What a GPU would be given, on a CPU: its kernel, and scales that are kept."""
+    """Load on a CPU as on a GPU: by its kernel, with the scales as they are stored."""
     patch.setattr(
         loader, "as_stored", lambda config, _: config.model_copy(update={"quantization": "fp8"})
     )

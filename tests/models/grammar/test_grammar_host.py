@@ -404,7 +404,7 @@ def test_masks_that_break_a_matcher_twice_refuse_its_grammar(
 def test_a_commit_that_breaks_a_matcher_twice_refuses_its_grammar(
     vocabulary: Vocabulary, end: str
 ) -> None:
-    """What broke a session is kept until it ends."""
+    """The host keeps the reason of a broken session until it ends."""
     host = make_host(
         CountingCompiler(vocabulary.compiler(parser_limits=ParserLimits(step_max_items=400)))
     )

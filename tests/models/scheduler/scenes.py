@@ -15,7 +15,7 @@ SIZE = 4  # tokens of a block
 
 
 class Scene:
-    """What an engine has without its model; a prefix cache if there is one."""
+    """An engine without its model, with a prefix cache or none."""
 
     def __init__(self, pool: BlockPool, max_rows: int, cache: PrefixCache | None = None) -> None:
         self.pool = pool

@@ -140,7 +140,7 @@ async def test_json_is_json_whatever_it_is_called(content_type, mark):
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_a_body_of_another_encoding_is_read_to_its_end(encoding):
-    """Who still sends would see its connection reset, and not the answer."""
+    """A client that still sends would see its connection reset, and not the answer."""
     taken = []
 
     async def pieces() -> AsyncIterator[bytes]:
