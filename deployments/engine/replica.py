@@ -49,6 +49,7 @@ from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, replica_name
 from deployments.serve.spare import ready_now
+from deployments.serve.watchdog import start_watchdog
 from models.checkpoint.packed_shapes import as_packed
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
@@ -79,6 +80,7 @@ class EngineReplica:
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         join_serve()
+        start_watchdog()
         self._kind = kind
         self._model = model
         self._link = link

@@ -15,19 +15,32 @@ from pathlib import Path
 
 _PACKAGES = ("torch", "ray", "transformers")
 _GIB = 1 << 30
+_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 ROOT = Path(__file__).parents[2]  # root of the repository: configs and results are below it
 
 
 def describe_machine() -> dict[str, object]:
-    """Today (UTC), processor, cores, memory (GiB) and versions, ready for JSON."""
+    """Today (UTC), processor, cores, memory (GiB), groups of sessions, versions; ready for JSON."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
+        "autogroup": groups_sessions(),
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
     }
+
+
+def groups_sessions(setting: Path = _AUTOGROUP) -> bool | None:
+    """Return whether Linux shares cores among sessions (sched(7), autogroup); None: not told.
+
+    Where it does, a client in a session of its own may wait for a core for over a second while the
+    service has all: a gap that is none of the service's. A container has no such groups.
+    """
+    with contextlib.suppress(OSError):
+        return setting.read_text(encoding="utf-8").strip() == "1"
+    return None
 
 
 def _processor() -> str:

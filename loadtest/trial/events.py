@@ -32,7 +32,6 @@ from loadtest.trial.scene import SETTLE_LIMIT_S, Event, Scene
 
 SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
 WHOLE_LIMIT_S = 120.0
-OPERATOR_AFTER_S = 15.0  # how long a stopped controller is left so
 _IDLE_S = 1.0  # a stopped part is probed after this, if nobody else may need it
 _ORPHAN_LIMIT_S = 15.0
 _POLL_S = 0.1
@@ -90,9 +89,7 @@ class Strike(Event):
     """SIGKILL or SIGSTOP to one process of a kind; over when the service is whole again.
 
     Whole means that every kind has as many processes as before, none stopped, the victim among the
-    dead. Every replica is RUNNING, and a request that needs all of them was answered. No process
-    watches over a stopped Serve controller: streams and leases do without it, but nothing is
-    replaced. There the trial plays the operator and kills it.
+    dead. Every replica is RUNNING, and a request that needs all of them was answered.
     """
 
     kind: str
@@ -117,10 +114,7 @@ class Strike(Event):
         ended_by = "supervision" if self.signal == "STOP" else ""
         while is_alive(victim):
             waited_s = time.monotonic() - struck_s
-            if self.kind == "controller" and waited_s > OPERATOR_AFTER_S:
-                victim.kill()
-                ended_by = "the operator"
-            elif waited_s > WHOLE_LIMIT_S:
+            if waited_s > WHOLE_LIMIT_S:
                 scene.problems.append(f"pid {victim.pid} was still there after {waited_s:.0f} s")
                 victim.kill()
                 ended_by = "the trial"

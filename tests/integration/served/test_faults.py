@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from loadtest.experiments.trials import FAULTS
 from loadtest.frame.experiment import Result
+from loadtest.service.parts import FaultService
 from loadtest.service.served import Served
 from loadtest.trial.events import Strike
 from loadtest.trial.scene import Scene, Terms
 from loadtest.trial.trial import Place
 from tests.harness.held_services import HeldService
+from tests.harness.waiting import block_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -39,6 +42,7 @@ STRIKES = [
         ("constraint-child", "STOP"),
     )
 ]
+REPLICAS = ("router", "target-coordinator", "draft-coordinator", "constraint-replica")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,21 @@ def test_the_faults_struck_where_they_hurt(found: Result) -> None:
 def test_a_stopped_child_is_ended_by_its_parent(found: Result) -> None:
     stopped = found.extra["events"][-1]
     assert (stopped["event"], stopped["ended_by"]) == ("constraint-child STOP", "supervision")
+
+
+def test_every_replica_has_a_watchdog(found: Result, held: HeldService) -> None:
+    """Serve's checks find a stopped one, but late: new sessions would wait for it until then."""
+    with FaultService(held.get("deployed").service) as service:
+        block_until(lambda: all(map(_has_watchdog, _replicas(service))))
+
+
+def _replicas(service: FaultService) -> list[psutil.Process]:
+    parts = service.parts()
+    return [one for kind in REPLICAS for one in parts[kind]]
+
+
+def _has_watchdog(replica: psutil.Process) -> bool:
+    return any("deployments.serve.watchdog" in child.cmdline() for child in replica.children())
 
 
 def test_drafts_were_in_use(found: Result) -> None:
