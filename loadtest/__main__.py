@@ -33,17 +33,12 @@ from loadtest.frame.record import read_result, result_to_go_on, write_result
 from loadtest.frame.stages import Models, Opener
 from loadtest.frame.theory import draw_theory, step_share, theory_lines
 from loadtest.frame.workloads import by_task
-from loadtest.report.machine import groups_sessions
 from loadtest.report.record import SAMPLES
 from loadtest.trial.command import ChosenTrial, choose
 
 _OF_TRIALS: dict[str, Any] = {"config": None, "set": []}  # that no experiment has, and unused
 _OF_BOTH = {"name", "list", "page", "summary", "quick", "output", "url", *_OF_TRIALS}
 _USUAL = {"threads": 2, "device": "cpu", "dtype": "bfloat16"}  # of models; no trial takes them
-_GROUPED = (
-    "a client may wait for a core for a second, because this system shares cores among sessions: "
-    "sysctl kernel.sched_autogroup_enabled=0 ends that"
-)
 
 
 @dataclass(frozen=True)
@@ -114,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen = _chosen(arguments)
         keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
-        if groups_sessions():
-            print(_GROUPED, file=sys.stderr)
         result = chosen.run(keep)
     except ValueError as error:
         parser.error(str(error))

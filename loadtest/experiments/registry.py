@@ -14,7 +14,6 @@ from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
 from loadtest.experiments.gaps import GAPS
 from loadtest.experiments.grammars import CONSTRAINED, FIRST_TOKEN, FORCED
-from loadtest.experiments.loop_gaps import LOOP_GAPS
 from loadtest.experiments.overhead import FIRST_TEXT, OVERHEAD
 from loadtest.experiments.passes import DRAWS, QUANTIZED, QUANTIZED_PASSES
 from loadtest.experiments.peers import LLAMA_349M, LLAMA_DEMO, LLAMA_SMOLLM2, VLLM
@@ -72,7 +71,6 @@ TRIALS: dict[str, Trial] = {
     "overload": OVERLOAD,
     "hostile": HOSTILE,
     "tenants": TENANTS,
-    "loop-gaps": LOOP_GAPS,
     "same": SAME,
     "fuzz": FUZZ,
     "matrix": MATRIX,

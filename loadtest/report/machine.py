@@ -35,8 +35,8 @@ def describe_machine() -> dict[str, object]:
 def groups_sessions(setting: Path = _AUTOGROUP) -> bool | None:
     """Return whether Linux shares cores among sessions (sched(7), autogroup); None: not told.
 
-    Where it does, a client in a session of its own may wait for a core for over a second while the
-    service has all: a gap that is none of the service's. A container has no such groups.
+    Where it does, a client in a session of its own may wait for a core for seconds. Such a gap is
+    none of the service's. A container has no such groups.
     """
     with contextlib.suppress(OSError):
         return setting.read_text(encoding="utf-8").strip() == "1"

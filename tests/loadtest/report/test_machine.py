@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from loadtest.report.machine import describe_machine, groups_sessions
+from loadtest.service.sessions import let_others_go_first
 
 
 @pytest.mark.parametrize(("said", "expected"), [("1\n", True), ("0\n", False), (None, None)])
@@ -21,3 +23,14 @@ def test_groups_of_sessions_are_told(
 
 def test_a_record_has_them() -> None:
     assert describe_machine()["autogroup"] is groups_sessions()
+
+
+def test_a_session_lets_others_go_first() -> None:
+    group = Path("/proc/self/autogroup")
+    if not group.exists():
+        pytest.skip("this system groups no sessions")
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        let_others_go_first(process.pid)
+        said = Path(f"/proc/{process.pid}/autogroup").read_text(encoding="utf-8")
+        process.kill()
+    assert said.endswith("nice 19\n")

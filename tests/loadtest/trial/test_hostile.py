@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from loadtest.__main__ import main
 from loadtest.client.attacks import (
     Attack,
     Attackers,
@@ -85,20 +83,6 @@ def test_the_ratio_is_that_of_medians() -> None:
     [claim] = HOSTILE.claims_of(scene.result.rows, scene.terms)
     assert claim.value == pytest.approx(1.5)
     assert (claim.relation, claim.goal) == ("at most", 1.5)
-
-
-def test_gaps_of_the_loop_are_measured_and_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "gaps.json"
-    words = ["loop-gaps", "--quick", "--output", str(output), "--set", "limit_ms=0.000001"]
-    assert main(words) == 1
-    found = json.loads(output.read_text())
-    statuses = {one["event"]: one["statuses"] for one in found["events"]}
-    assert statuses["nothing"] == ""
-    assert statuses["a full context of logprobs, n=8"] == "200"
-    assert statuses["5 different ones at once"] == "400"
-    assert capsys.readouterr().out.count("MISSED") == len(found["samples"]) == len(statuses)
 
 
 @pytest.fixture
