@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,6 +47,7 @@ from deployments.local.room import Room
 from deployments.local.sampling_params import SamplingParams
 from models.engine.load import EngineLoad
 from models.protocol.errors import InvalidRequest
+from router.types import GenerationRequest
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
@@ -238,7 +240,8 @@ class LLM:
                 for job, of_job in zip(jobs, answers, strict=True):
                     for answer in of_job:
                         await self._room.enter(answer.request)
-                        tasks.create_task(self._one(job, of_job, answer, count))
+                        task = tasks.create_task(self._one(job, of_job, answer, count))
+                        task.add_done_callback(partial(self._leave, answer.request))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return answers
@@ -247,17 +250,18 @@ class LLM:
         self, job: Job, of_job: Sequence[Answer], answer: Answer, count: Callable[[], object]
     ) -> None:
         request = answer.request
-        try:
-            detokenizer = self._model.tokenizer.detokenizer(job.after(request), job.shown_ids)
-            items = self._generator.generate(request, detokenizer)
-            with naming_field(*job.grammar_fields):
-                async with aclosing(items):
-                    async for item in items:
-                        answer.add(naming_loosened(item, job.grammar_fields))
-        finally:
-            await self._room.leave(request)
+        detokenizer = self._model.tokenizer.detokenizer(job.after(request), job.shown_ids)
+        items = self._generator.generate(request, detokenizer)
+        with naming_field(*job.grammar_fields):
+            async with aclosing(items):
+                async for item in items:
+                    answer.add(naming_loosened(item, job.grammar_fields))
         if all(one.end is not None for one in of_job):
             count()
+
+    def _leave(self, request: GenerationRequest, _: asyncio.Task[None]) -> None:
+        """Give back the room of a task, which may have been cancelled before its first step."""
+        self._room.leave(request)
 
 
 def _end(thread: LoopThread, engines: LocalEngines) -> None:

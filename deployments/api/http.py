@@ -51,7 +51,11 @@ from deployments.api.responses.job import responses_job
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.running import event_stream, run_choice, whole_body
 from deployments.api.schemas.answers import LiveStatus, ModelCard, ModelList, VersionStatus
-from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
+from deployments.api.schemas.grammar_check import (
+    GrammarCheckAnswer,
+    GrammarCheckRequest,
+    answer_check,
+)
 from deployments.api.schemas.openapi import OPEN_PATHS, OPERATIONS, OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.strict_fields import BodyFields
@@ -74,7 +78,7 @@ Asked = TypeVar("Asked", bound=BodyFields)
 Made = TypeVar("Made")
 
 
-def no_slot(tenant: Tenant) -> AbstractAsyncContextManager[None]:
+def no_slot(tenant: Tenant, *, tells_length: bool = True) -> AbstractAsyncContextManager[None]:
     """Return a right that nobody waits for."""
     return nullcontext()
 
@@ -120,7 +124,7 @@ class HttpService:
     health: HealthProbe
     body_limit_bytes: int
     send_timeout_s: float
-    slot: Callable[[Tenant], AbstractAsyncContextManager[None]] = no_slot
+    slot: Callable[..., AbstractAsyncContextManager[None]] = no_slot
     goes_first: Callable[[Tenant], bool] = nobody_first
     sinks: Sequence[Sink] = ()
     spans: Callable[[GenerationRequest, Mapping[str, str]], Sequence[Sink]] = no_spans
@@ -202,9 +206,12 @@ class Handlers:
         asked = await self._worked(request, GrammarCheckRequest, lambda asked, _: asked)
         if asked.model is not None:
             self._service.model.check_name(asked.model)
-        async with self._service.slot(tenant):
-            answer = answer_check(asked, self._service.check_grammar)
-            return json_response((await until_disconnect(request, answer)).to_json())
+
+        async def answer() -> GrammarCheckAnswer:
+            async with self._service.slot(tenant, tells_length=False):
+                return await answer_check(asked, self._service.check_grammar)
+
+        return json_response((await until_disconnect(request, answer())).to_json())
 
     async def models(self, _: Request) -> Response:
         names = (self._service.model.name, *self._service.model.adapters)

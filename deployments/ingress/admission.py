@@ -70,8 +70,14 @@ class AdmissionControl:
         self.num_running = 0
 
     @asynccontextmanager
-    async def slot(self, tenant: Tenant = ANYBODY) -> AsyncIterator[None]:
+    async def slot(
+        self, tenant: Tenant = ANYBODY, *, tells_length: bool = True
+    ) -> AsyncIterator[None]:
         """Wait for a slot, and hold it within the block.
+
+        Args:
+            tenant: whose it is.
+            tells_length: whether it is a session, by whose length waits are foretold.
 
         Raises:
             Overloaded: as many sessions as may wait are waiting, or the wait was too long.
@@ -80,7 +86,7 @@ class AdmissionControl:
             self._take(tenant)
         else:
             await self._wait(tenant)
-        began_s, tells_length = self._clock(), True
+        began_s = self._clock()
         try:
             yield
         except Unavailable:  # it has waited for what was away

@@ -48,6 +48,9 @@ class LoopThread:
         try:
             while not ended.done():  # a wait without end is not interrupted on every system
                 concurrent.futures.wait([ended], _LOOK_S)
+                if not (tasks or self._thread.is_alive()):  # closed before this had begun
+                    work.close()
+                    ended.set_exception(concurrent.futures.CancelledError())
             return ended.result()
         except BaseException:
             if not ended.done():

@@ -72,7 +72,10 @@ class LoadedPair:
         )
         self.grammars = GrammarHost(
             compiler_of(self._children),
-            HostLimits(max_cached_grammars=config.constraint.cache_size),
+            HostLimits(
+                max_cached_grammars=config.constraint.cache_size,
+                max_sessions=max(config.constraint.max_sessions, config.target.max_num_seqs),
+            ),
         )
 
     def engines(self, *, has_threads: bool = False) -> LocalEngines:

@@ -24,25 +24,23 @@ class Room:
         self._num_blocks = self._free_blocks = load.num_blocks
         self._block_size = load.block_size
         self._num_places = self._free_places = num_places
-        self._freed = asyncio.Condition()
+        self._freed = asyncio.Event()
 
     async def enter(self, request: GenerationRequest) -> None:
         """Wait for room for a request, however long it takes; `leave` gives it back."""
         num_places, num_blocks = self._needed(request)
-        async with self._freed:
-            await self._freed.wait_for(
-                lambda: self._free_places >= num_places and self._free_blocks >= num_blocks
-            )
-            self._free_places -= num_places
-            self._free_blocks -= num_blocks
+        while self._free_places < num_places or self._free_blocks < num_blocks:
+            self._freed.clear()
+            await self._freed.wait()
+        self._free_places -= num_places
+        self._free_blocks -= num_blocks
 
-    async def leave(self, request: GenerationRequest) -> None:
+    def leave(self, request: GenerationRequest) -> None:
         """Give back what `enter` took."""
         num_places, num_blocks = self._needed(request)
-        async with self._freed:
-            self._free_places += num_places
-            self._free_blocks += num_blocks
-            self._freed.notify_all()
+        self._free_places += num_places
+        self._free_blocks += num_blocks
+        self._freed.set()
 
     def _needed(self, request: GenerationRequest) -> tuple[int, int]:
         """Places and blocks, at most all there are: of the text, and of each of its roll-outs."""

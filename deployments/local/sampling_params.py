@@ -46,9 +46,7 @@ class SamplingParams:
     )
 
     def __init__(self, **fields: Any) -> None:
-        for name in fields:
-            if name in _NOT_SAMPLING:
-                raise wrong_field(name, "is no sampling parameter")
+        _refuse_delivery(fields)
         self._fields = dict(fields)
         self.completion("", [0])  # refuses now what any request with these fields is refused for
 
@@ -77,10 +75,18 @@ class SamplingParams:
         Raises:
             InvalidRequest: as the route would.
         """
+        _refuse_delivery(more)
         fields = {**self._fields, **more, "model": model, "messages": messages}
-        if (num_logprobs := self._fields.get("logprobs")) is not None:
+        num_logprobs = None if "logprobs" in more else self._fields.get("logprobs")
+        if type(num_logprobs) is int:  # the text route's; the chat route has a bool
             fields |= {"logprobs": True, "top_logprobs": num_logprobs}
         return _parsed(fields, ChatCompletionRequest)
+
+
+def _refuse_delivery(fields: Mapping[str, Any]) -> None:
+    for name in fields:
+        if name in _NOT_SAMPLING:
+            raise wrong_field(name, "is no sampling parameter")
 
 
 def _parsed(fields: Mapping[str, Any], schema: type[_Body]) -> _Body:

@@ -253,6 +253,23 @@ def test_more_than_the_cache_holds_is_answered_without_losing_any(llm: LLM) -> N
     assert [one.outputs[0].text for one in many] == texts(llm.generate(STARTS[:3], few))
 
 
+def test_refused_prompts_give_their_room_back() -> None:
+    wrong = SamplingParams(structured_outputs={"json": {"type": "nonsense"}})
+    few = SamplingParams(max_tokens=4)
+    with LLM("models/demo/draft", max_model_len=64, kv_cache_tokens=128, max_num_seqs=1) as made:
+        for _ in range(3):
+            with pytest.raises(UnsupportedGrammar):
+                made.generate(STARTS, [wrong, few, few, few])
+        assert len(texts(made.generate(STARTS, few))) == len(STARTS)
+
+
+def test_delivery_is_no_field_of_a_chat(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match=r"^stream: is no sampling parameter"):
+        llm.chat(STORY, stream=True)
+    [answer] = llm.chat(STORY, SamplingParams(logprobs=False, max_tokens=4))
+    assert answer.outputs[0].logprobs is None
+
+
 def test_an_interrupt_ends_the_call_and_frees_its_sessions(llm: LLM) -> None:
     # Whoever runs these tests in the background may have had interrupts ignored.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)

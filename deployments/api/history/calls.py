@@ -48,7 +48,7 @@ def read_call(raw: Any, name: str = _UNNAMED) -> CarriedCall | None:
     return CarriedCall(
         id=id_of(raw),
         name=found or name,
-        arguments={"input": arguments} if is_free else read_arguments(arguments),
+        arguments=read_arguments({"input": arguments} if is_free else arguments),
     )
 
 

@@ -31,7 +31,10 @@ _LEFT_ALONE = (  # fields that must keep their defaults
 )
 _LEFT_ALONE_BY_CHAT = ("logprobs", "top_logprobs", "prediction")
 _LEFT_ALONE_IN_TEXT = ("logprobs", "echo")
-_LEFT_ALONE_IN_SPECULATION = ("enabled", "k", "verification", "details", "compare")
+_LEFT_ALONE_IN_SPECULATION = (
+    *("enabled", "k", "verification", "details", "compare"),
+    *("draft_sample_method", "disable_by_batch_size"),
+)
 
 
 def lookahead_of(

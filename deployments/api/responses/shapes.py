@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.responses.items import Items
@@ -35,6 +35,7 @@ from deployments.api.schemas.tool_fields import (
     ChoiceWord,
     FunctionDefinition,
     NamingChoice,
+    check_depth,
     choice_of,
 )
 
@@ -110,7 +111,9 @@ class TextFormat(StrictFields):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = Field(default=None, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: Annotated[dict[str, Any] | None, AfterValidator(check_depth)] = Field(
+        default=None, alias="schema"
+    )
     strict: bool | None = None
 
 

@@ -23,7 +23,7 @@ from deployments.api.schemas.logprobs import TokenNames, chat_logprob
 from deployments.api.writing.writers import AnswerHead, Writer
 from models.text.tools.reader import ArgumentsPart, CallBegun, Said, Thought, TurnReader
 from models.text.tools.turn import Turn
-from router.types import Delta, Finished
+from router.types import Delta, Finished, ShownToken
 
 _encoder = msgspec.json.Encoder()
 _TYPE = b'{"type":"'
@@ -56,6 +56,7 @@ class ResponsesWriter(Writer):
         self._items = OutputItems()
         self._num_events = 0
         self._num_thought = 0  # tokens of reasoning
+        self._num_uncounted = 0  # tokens that no text has come with yet
         self._names = TokenNames(head.tokenizer)
         self._unsaid: list[Logprob] = []  # for tokens that no text has come with yet
 
@@ -98,22 +99,37 @@ class ResponsesWriter(Writer):
         return self._encoded([{"type": "error", **said, "error": error}])[0]
 
     def _take(self, delta: Delta) -> None:
-        if self.head.num_logprobs >= 0:
-            entries = (chat_logprob(token, self._names) for token in delta.shown)
-            self._unsaid += [msgspec.Raw(_encoder.encode(entry)) for entry in entries]
         if self._reader is None:
+            self._note(delta.shown)
             if delta.text:
                 self._items.say(delta.text, self._said())
             return
+        before = self._reader.num_reasoning_chars
         pieces = self._reader.push(delta.text)
-        if pieces and all(isinstance(piece, Thought) for piece in pieces):
-            self._num_thought += len(delta.token_ids)
+        self._count_thought(delta, self._reader.num_reasoning_chars - before)
+        if any(isinstance(piece, Thought) for piece in pieces):
+            self._unsaid.clear()
+        self._note([one for one in delta.shown if one.offset >= self._reader.num_reasoning_chars])
         self._add(pieces)
+
+    def _note(self, shown: Iterable[ShownToken]) -> None:
+        """Keep the logprobs of tokens for the text that comes with them."""
+        if self.head.num_logprobs >= 0:
+            entries = (chat_logprob(token, self._names) for token in shown)
+            self._unsaid += [msgspec.Raw(_encoder.encode(entry)) for entry in entries]
+
+    def _count_thought(self, delta: Delta, num_chars: int) -> None:
+        """Count the tokens of reasoning, by their share of the delta's characters."""
+        self._num_uncounted += len(delta.token_ids)
+        if delta.text:
+            share = min(num_chars / len(delta.text), 1.0)
+            self._num_thought += round(self._num_uncounted * share)
+            self._num_uncounted = 0
 
     def _add(self, pieces: Iterable[Said | Thought | CallBegun | ArgumentsPart]) -> None:
         items = self._items
         for piece in pieces:
-            if not isinstance(piece, Said):
+            if isinstance(piece, CallBegun | ArgumentsPart):
                 self._unsaid.clear()  # a message has the tokens that came with its text
             match piece:
                 case Said():

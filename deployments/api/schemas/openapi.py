@@ -63,6 +63,7 @@ _MEANINGS = {
     400: "The request is at fault: message, `param` and `code` say how.",
     401: "An API key is needed, or it is not known.",
     404: "Another model is served here, or there is no such route.",
+    409: "The stream cannot go on behind that event: the text is another one now.",
     413: "The body is longer than the limit.",
     415: "The body's Content-Encoding is not taken; `Accept-Encoding` lists those that are.",
     429: "There is no room now; try again after `Retry-After` seconds.",
@@ -72,6 +73,7 @@ _MEANINGS = {
 }
 _OF_A_TEXT = (400, 404, 413, 415, 429, 500, 504)
 _OF_A_COMPLETION = (400, 404, 413, 415, 429, 500, 503, 504)
+_OF_A_STREAM = (400, 404, 409, 413, 415, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,12 @@ class Operation:
 
 _HEALTH: Mapping[int, type[Shape] | str] = {200: HealthStatus, 503: HealthStatus}
 _NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_LAST_EVENT_ID: Schema = {
+    "name": "last-event-id",
+    "in": "header",
+    "description": "Of the last event that came of a stream that broke, which goes on behind it.",
+    "schema": {"type": "string"},
+}
 OPERATIONS = (
     Operation(
         path="/v1/chat/completions",
@@ -110,7 +118,8 @@ OPERATIONS = (
         takes=ChatCompletionRequest,
         answers={200: ChatCompletion},
         streams=ChatCompletionChunk,
-        errors=_OF_A_COMPLETION,
+        errors=_OF_A_STREAM,
+        parameters=[_LAST_EVENT_ID],
     ),
     Operation(
         path="/v1/completions",
@@ -120,7 +129,8 @@ OPERATIONS = (
         takes=CompletionRequest,
         answers={200: Completion},
         streams=Completion,
-        errors=_OF_A_COMPLETION,
+        errors=_OF_A_STREAM,
+        parameters=[_LAST_EVENT_ID],
     ),
     Operation(
         path="/v1/responses",
@@ -163,7 +173,7 @@ OPERATIONS = (
         path="/v1/models",
         name="listModels",
         handler="models",
-        about="The served model, as a list of one.",
+        about="The served model and its adapters.",
         answers={200: ModelList},
     ),
     Operation(

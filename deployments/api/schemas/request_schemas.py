@@ -48,9 +48,11 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
             _take_absent(shape)
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
-    for name, value in model.sampling.given.items():
-        for body in (*requests, ResponsesRequest):
-            schemas[body.__name__]["properties"][name]["default"] = value
+    for body in (*requests, ResponsesRequest):
+        properties = schemas[body.__name__]["properties"]
+        properties["model"]["enum"] = [model.name, *model.adapters]
+        for name, value in model.sampling.given.items():
+            properties[name]["default"] = value
     speculation = schemas["SpeculationOptions"]["properties"]
     _bound(speculation["k"], "integer", maximum=model.max_num_speculative_tokens)
     if model.drafters:
@@ -87,7 +89,6 @@ def _limit(properties: Schema, model: ServedModel) -> None:
     longest = min(model.max_tokens_limit, model.max_model_len - 1)
     is_limited = model.max_tokens_limit < model.max_model_len  # else the window cuts
     ids = {"minimum": 0, "maximum": model.tokenizer.vocab_size - 1}
-    properties["model"]["const"] = model.name
     _bound(properties["min_tokens"], "integer", maximum=longest)
     for name in ("max_tokens", "max_completion_tokens"):
         if name in properties and is_limited:

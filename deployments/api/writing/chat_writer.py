@@ -85,11 +85,11 @@ class ChatWriter(ChoicesWriter):
         deltas = self._turns[index].deltas(delta.text)
         if not deltas and delta.shown:
             deltas = [{"content": ""}]
-        if not deltas and self.head.has_ids and delta.token_ids:
-            deltas = [{}]  # ids wait for no text
-        chunks = [self._chunk(index, one) for one in deltas]
         of_list = probabilities_of(self.head.choice_texts, delta)
-        if of_list and chunks:
+        if not deltas and (of_list or (self.head.has_ids and delta.token_ids)):
+            deltas = [{}]  # neither waits for text
+        chunks = [self._chunk(index, one) for one in deltas]
+        if of_list:
             chunks[0].choices[0].choice_probabilities = of_list
         if chunks:
             chunks[0].choices[0].token_ids = self.head.ids(delta.token_ids)

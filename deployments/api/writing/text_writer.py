@@ -77,10 +77,10 @@ class TextWriter(ChoicesWriter):
         is_first = index not in self._begun
         echo = self._echoes[prompt] if is_first and self._echoes else None
         has_ids = self.head.has_ids and (is_first or delta.token_ids)  # they wait for no text
-        if not (delta.text or delta.shown or has_ids) and echo is None:
+        of_list = probabilities_of(self.head.choice_texts, delta) or UNSET
+        if not (delta.text or delta.shown or has_ids or of_list) and echo is None:
             return []
         text = delta.text if echo is None else echo.text + delta.text
-        of_list = probabilities_of(self.head.choice_texts, delta) or UNSET
         choice = TextChoice(
             index=index,
             text=text,

@@ -8,7 +8,7 @@ line end of either. `$` is the very end. Parts that the two read differently are
 position. So a text that is served matches for both. The compiler gets the same in code points, from
 end to end.
 
-Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. Knows no compiler.
+Characters that JSON can only write as `\u` (see `rewrite.py`) are in no set. Knows no compiler.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from models.text.tools.turn import Turn
 
-_SPACES = "[ \\n]{0,4}"  # between reasoning and what is not free text
+MAX_SPACES = 4  # between reasoning and what is not free text
 
 
 def tool_line(index: int) -> int:
@@ -110,7 +110,7 @@ class _Writer:
         else:
             self._rules.append(f"thought[lazy]: /(?s:.*)/ {end}")
             block = _sequence(begin, "thought")
-        whole = block if turn.begins_free else f"{block} /{_SPACES}/"
+        whole = block if turn.begins_free else f"{block} /[ \\n]{{0,{MAX_SPACES}}}/"
         return whole if is_open else f"({whole})?"
 
     def _literal(self, text: str) -> str:

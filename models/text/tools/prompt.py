@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from models.text.chat_template import ChatTemplates
@@ -45,7 +46,7 @@ def turn_formats(
 
     Args:
         templates: of the checkpoint.
-        tool_call_parser: a name of `registry.LAYOUTS` or `auto`.
+        tool_call_parser: a name of `formats.LAYOUTS` or `auto`.
         reasoning_parser: a name of `reasoning.REASONING`, `auto` or `none`.
 
     Raises:
@@ -121,11 +122,12 @@ def _described(messages: Turns, tools: Tools, layout: ToolLayout) -> Turns:
     turns: Turns = []
     is_after_result = False
     if tools:
-        turns.append({"role": "system", "content": _description(tools, layout)})
+        leading = list(takewhile(lambda message: message["role"] == "system", messages))
+        said = [*(message["content"] for message in leading), _description(tools, layout)]
+        turns.append({"role": "system", "content": "\n\n".join(said)})
+        messages = messages[len(leading) :]
     for message in messages:
-        if message["role"] == "system" and len(turns) == 1 and tools:
-            turns[0]["content"] = f"{message['content']}\n\n{turns[0]['content']}"
-        elif message.get("tool_calls"):
+        if message.get("tool_calls"):
             turns.append(_written(message, layout))
         elif message["role"] == "tool":
             result = f"{message['name']} returned: {message['content']}"

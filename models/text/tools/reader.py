@@ -2,8 +2,9 @@
 
 The joined output does not depend on the cut of the text. Text whose meaning may still change is
 held back. White space around a block of reasoning and before calls is no part of the text. The
-grammar of the turn (`grammar.py`) ensures that a text which begins as a call goes on as one. If a
-turn was cut off, the beginning of the last call's arguments has come out.
+grammar of the turn (`grammar.py`) ensures that a free text which begins as a call goes on as one. A
+body may begin like a call too: it is one with a tool's whole head. If a turn was cut off, the
+beginning of the last call's arguments has come out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from models.text.tools.grammar import MAX_SPACES
 from models.text.tools.layout import NAME_PATTERN
 from models.text.tools.turn import Turn
 
@@ -64,17 +66,20 @@ class TurnReader:
         self._is_blank = True  # nothing but white space came of the present block
         self._before = "\n"  # the character before what is held, in the present block
         self._num_begun = 0
+        self._num_pushed = self._num_reasoning = 0  # characters
         self._json = _JsonEnd()
         self.num_calls = 0  # calls whose arguments are whole
-        self._step: Callable[[], bool] = self._text
-        if turn.must_call:
-            self._step = self._first_call
+        layout = turn.layout
+        first = layout.opening + layout.before_name
+        self._heads = [first + tool.name + layout.before_arguments for tool in turn.tools]
+        self._step: Callable[[], bool] = self._begin()
         if turn.reasoning is not None and turn.reasoning_start != "none":
             self._step = self._maybe_reasoning
 
     def push(self, text: str) -> list[Piece]:
         """Return the pieces that this further text completes, in order."""
         self._held += text
+        self._num_pushed += len(text)
         while self._held and self._step():
             pass
         return self._taken()
@@ -86,8 +91,15 @@ class TurnReader:
             self._say(Thought, self._held.rstrip())
         elif self._step in (self._text, self._maybe_reasoning):
             self._say(Said, self._held)
+        elif self._step == self._body and self._held:
+            self._rest()
         self._held = ""
         return self._taken()
+
+    @property
+    def num_reasoning_chars(self) -> int:
+        """Characters of the block of reasoning that have come, its tags included."""
+        return self._num_pushed if self._step == self._reasoning else self._num_reasoning
 
     def _taken(self) -> list[Piece]:
         taken, self._pieces = self._pieces, []
@@ -112,12 +124,39 @@ class TurnReader:
             self._step = self._reasoning
         else:
             is_open = self._turn.reasoning_start == "open"
-            self._step = self._reasoning if is_open else self._after_reasoning()
+            self._step = self._reasoning if is_open else self._begin()
         return True
 
-    def _after_reasoning(self) -> Callable[[], bool]:
-        self._is_blank = True
-        return self._first_call if self._turn.must_call else self._text
+    def _begin(self) -> Callable[[], bool]:
+        """Return the step for what is behind a block of reasoning, if there is one."""
+        if self._turn.must_call:
+            return self._first_call
+        return self._body if self._turn.body else self._text
+
+    def _spaces(self) -> bool:
+        """Leave out what the grammar allows between reasoning and what is not free text."""
+        rest = self._held.lstrip(" \n")
+        num_spaces = min(len(self._held) - len(rest), MAX_SPACES)
+        if not rest and num_spaces < MAX_SPACES:
+            return False
+        self._held, self._step = self._held[num_spaces:], self._begin()
+        return True
+
+    def _body(self) -> bool:
+        """Tell a call from what stands in the place of free text, which may begin like one."""
+        if any(self._held.startswith(head) for head in self._heads):
+            self._step = self._first_call
+            return True
+        if any(head.startswith(self._held) for head in self._heads):
+            return False
+        self._step = self._rest
+        return True
+
+    def _rest(self) -> bool:
+        """Take all that comes as the text that was asked for, white space included."""
+        self._pieces.append(Said(self._held))
+        self._held = ""
+        return False
 
     def _reasoning(self) -> bool:
         assert self._turn.reasoning is not None
@@ -126,7 +165,9 @@ class TurnReader:
         if found >= 0:
             self._say(Thought, self._held[:found].rstrip())
             self._held = self._held[found + len(end) :]
-            self._step = self._after_reasoning()
+            self._num_reasoning = self._num_pushed - len(self._held)
+            self._is_blank = True
+            self._step = self._text if self._turn.begins_free else self._spaces
             return True
         safe = len(self._held) - _overlap(self._held, end)
         safe = len(self._held[:safe].rstrip())
@@ -170,10 +211,7 @@ class TurnReader:
         return len(self._held[:safe].rstrip())
 
     def _first_call(self) -> bool:
-        if self._turn.must_call and self._turn.reasoning is not None:
-            self._held = self._held.lstrip()
-        opening = self._layout.opening + self._layout.before_name
-        if not self._takes(opening):
+        if not self._takes(self._layout.opening + self._layout.before_name):
             return False
         self._step = self._name
         return True

@@ -146,6 +146,19 @@ async def test_a_stream_that_must_call_begins_without_content():
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
+@pytest.mark.parametrize("text", ['{"name": "Ann", "age": 3}', '{"name": "add"}', '{"name": "'])
+async def test_an_answer_under_a_schema_may_begin_like_a_call(text: str) -> None:
+    schema = {"name": "p", "schema": {"type": "object"}}
+    fields: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    whole = (await ask(ScriptedGenerator(texts=list(text)), **fields)).json()
+    [choice] = whole["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+    assert "tool_calls" not in choice["message"]
+    stream = await ask(ScriptedGenerator(texts=list(text)), **fields, stream=True)
+    deltas = [event["choices"][0]["delta"] for event in events_of(stream.text)[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+
+
 # --- reasoning ------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,19 @@ async def test_waiting_has_a_limit():
     await places.end_all()
 
 
+async def test_a_check_of_a_grammar_tells_nothing_of_sessions():
+    places = Places(max_sessions=1, queue_wait_s=20.0)
+    async with places.door.slot():
+        places.clock.now_s += 10
+    for _ in range(50):
+        async with places.door.slot(tells_length=False):
+            pass
+    await places.come(number=2)
+    with pytest.raises(Overloaded, match=r"a place is expected in 20\.0 s"):
+        places.door.refuse_when_full()
+    await places.end_all()
+
+
 async def test_a_failure_gives_its_place_back():
     places = Places()
     for _ in range(5):

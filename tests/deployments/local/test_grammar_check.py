@@ -40,4 +40,4 @@ async def test_a_refusal_is_the_clients_fault(pool: LocalConstraintPool) -> None
 async def test_nobody_to_ask_is_told(pool: LocalConstraintPool) -> None:
     pool.fail()
     with pytest.raises(Unavailable):
-        await check_grammar(pool, RULES, "a", LIMITS)
+        await check_grammar(pool, RULES, "a", LIMITS.model_copy(update={"queue_wait_s": 0.01}))

@@ -23,12 +23,12 @@ async def test_sessions_enter_while_blocks_and_places_last() -> None:
     await room.enter(request(32))  # the two that are left
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    await room.leave(request(33))
+    room.leave(request(33))
     await asyncio.wait_for(waiting, 1.0)
     last = asyncio.create_task(room.enter(request(1)))
     await asyncio.sleep(0.01)
     assert not last.done(), "no block is left"
-    await room.leave(request(32))
+    room.leave(request(32))
     await asyncio.wait_for(last, 1.0)
 
 
@@ -38,7 +38,7 @@ async def test_what_is_longer_than_all_blocks_gets_all_of_them() -> None:
     other = asyncio.create_task(room.enter(request(1)))
     await asyncio.sleep(0.01)
     assert not other.done()
-    await room.leave(request(500))
+    room.leave(request(500))
     await asyncio.wait_for(other, 1.0)
 
 
@@ -49,7 +49,7 @@ async def test_who_goes_while_waiting_takes_nothing() -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await room.leave(request(1))
+    room.leave(request(1))
     await asyncio.wait_for(room.enter(request(1)), 1.0)
 
 
@@ -60,10 +60,10 @@ async def test_roll_outs_have_places_and_blocks_too() -> None:
     await asyncio.wait_for(room.enter(steered), 1.0)  # three blocks
     second = asyncio.create_task(room.enter(steered))
     await asyncio.wait_for(room.enter(request(16)), 1.0)
-    await room.leave(request(16))
+    room.leave(request(16))
     await asyncio.sleep(0.01)
     assert not second.done()
-    await room.leave(steered)
+    room.leave(steered)
     await asyncio.wait_for(second, 1.0)
     narrow = Room(EngineLoad(num_blocks=99, block_size=16), num_places=2)
     await asyncio.wait_for(narrow.enter(steered), 1.0)  # all places there are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -300,6 +301,7 @@ def items(*listed: Any) -> list[dict[str, Any]]:
 
 ITEM = {"type": "function_call", "id": "fc_1", "call_id": "c1", **FUNCTION}
 OUTPUT = {"type": "function_call_output", "id": "o_1", "call_id": "c1", "output": "31"}
+DEEP: list[Any] = reduce(lambda inner, _: [inner], range(900), [])
 
 
 @pytest.mark.parametrize(
@@ -317,6 +319,13 @@ OUTPUT = {"type": "function_call_output", "id": "o_1", "call_id": "c1", "output"
                 {"type": "custom_tool_call_output", "call_id": "c1", "output": "a"},
             ],
             [("sh", {"input": "ls"}, "a")],
+        ),
+        (
+            [
+                {"type": "custom_tool_call", "call_id": "c1", "name": "sh", "input": DEEP},
+                OUTPUT,
+            ],
+            [("sh", {}, "31")],
         ),
         (
             [

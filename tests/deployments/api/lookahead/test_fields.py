@@ -101,7 +101,14 @@ async def test_a_response_may_be_steered_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"k": 3}, {"details": True}, {"compare": True}, {"enabled": False}]
+    "options",
+    [
+        {"k": 3},
+        {"details": True},
+        {"compare": True},
+        {"enabled": False},
+        {"disable_by_batch_size": 2},
+    ],
 )
 async def test_an_option_of_speculation_that_does_not_go_with_it(options: dict[str, Any]) -> None:
     [name] = options

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import httpx
@@ -14,6 +16,10 @@ import pytest_asyncio
 
 from loadtest.clients.catalog import Target
 from models.protocol.errors import Unavailable
+from models.protocol.messages import TokenLogprobs
+from models.text.tools.prompt import TurnFormats
+from models.text.tools.reasoning import REASONING
+from router.types import Delta, ShownToken
 from tests.deployments.api.asking import post, refusal
 from tests.fakes.http import ScriptedGenerator, served_model
 from tests.harness.served_demo import demo_over_http
@@ -21,6 +27,8 @@ from tests.harness.served_demo import demo_over_http
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 BODY = {"model": "tiny", "input": "hi"}
+NESTED: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(300), {})
+DEEP = {"type": "json_schema", "name": "a", "schema": NESTED}
 STORY = "Write a short story about a dog and a ball."
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
 WEATHER = {
@@ -278,6 +286,29 @@ async def test_a_stream_has_each_logprob_once_with_its_text_and_all_of_them_at_t
     assert part["logprobs"]
 
 
+async def test_reasoning_has_no_logprobs_and_is_counted_apart():
+    texts = ("<think>", "So", ".</think>\n\nYes", ".")
+    ids = ((0,), (1, 2), (3, 4, 5), (6,))
+    offsets = ((0,), (7, 8), (9, 10, 18), (23,))
+    deltas = [
+        Delta(text, tokens, tuple(map(shown, places, tokens)))
+        for text, tokens, places in zip(texts, ids, offsets, strict=True)
+    ]
+    model = served_model(max_model_len=2000)
+    model = replace(model, formats=TurnFormats(reasoning=REASONING["qwen3"]))
+    generator = ScriptedGenerator(deltas=deltas)
+    answer = await post("/v1/responses", BODY | LOGPROBS, generator, model=model)
+    thought, message = answer.json()["output"]
+    assert (thought["type"], message["content"][0]["text"]) == ("reasoning", "Yes.")
+    told = [round(entry["logprob"]) for entry in message["content"][0]["logprobs"]]
+    assert told == [-5, -6]
+    assert answer.json()["usage"]["output_tokens_details"] == {"reasoning_tokens": 5}
+
+
+def shown(offset: int, token: int) -> ShownToken:
+    return ShownToken(offset, TokenLogprobs(token, -float(token), 1))
+
+
 async def test_without_asking_there_are_none(client):
     [part] = (await asked(client))["output"][0]["content"]
     assert part["logprobs"] == []
@@ -389,6 +420,7 @@ async def test_the_oldest_turns_go_where_a_conversation_does_not_fit(client):
         ({"max_tokens": 5}, "max_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": DEEP}, "stream": True}, "text.format.schema"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -60,6 +61,17 @@ def test_every_route_is_on_it_and_no_other():
     }
     described = {(path, method) for path, methods in PAGE["paths"].items() for method in methods}
     assert described == served
+
+
+def test_streams_that_go_on_and_adapters_are_described():
+    page = openapi_page(replace(MODEL, adapters=("lora",)), asks_for_keys=False)
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        operation = page["paths"][path]["post"]
+        assert "409" in operation["responses"]
+        assert "last-event-id" in [one["name"] for one in operation["parameters"]]
+    for name in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
+        model = page["components"]["schemas"][name]["properties"]["model"]
+        assert model["enum"] == [MODEL.name, "lora"]
 
 
 def test_keys_are_asked_for_where_there_are_any_but_at_the_open_paths():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,16 @@ async def test_each_answer_has_the_probabilities_where_asked(path: str, n: int) 
         if "choice_probabilities" in choice
     ]
     assert told == [EXPECTED] * n
+
+
+@BOTH
+async def test_a_stop_string_that_takes_the_text_leaves_them(path: str) -> None:
+    wanted = BODIES[path] | asking(choice_probabilities=True) | {"stream": True}
+    stream = await post(path, wanted, ScriptedGenerator(deltas=[replace(DELTA, text="")]))
+    told = [choice for event in events_of(stream.text)[:-1] for choice in event["choices"]]
+    assert [one["choice_probabilities"] for one in told if "choice_probabilities" in one] == [
+        EXPECTED
+    ]
 
 
 @pytest.mark.parametrize("logprobs", [{}, {"logprobs": True, "top_logprobs": 1}])

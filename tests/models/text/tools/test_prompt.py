@@ -130,6 +130,7 @@ def test_a_template_without_tools_has_them_in_its_messages():
     turns, tools = formats.prompted(
         [
             {"role": "system", "content": "Be brief."},
+            {"role": "system", "content": "Be kind."},
             *TURNS[:1],
             {"role": "assistant", "content": "Let me look.", "tool_calls": both},
             TURNS[2],
@@ -140,7 +141,7 @@ def test_a_template_without_tools_has_them_in_its_messages():
     )
     assert list(tools) == []
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "user", "user"]
-    assert turns[0]["content"].startswith("Be brief.\n\nYou can call")
+    assert turns[0]["content"].startswith("Be brief.\n\nBe kind.\n\nYou can call")
     assert json.dumps(TOOL["function"]) in turns[0]["content"]
     assert '{"name": "NAME", "arguments": {...}}' in turns[0]["content"]
     assert turns[2]["content"] == (

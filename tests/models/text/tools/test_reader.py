@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from models.text.tools.formats import HERMES, PLAIN_JSON
+from models.text.tools.layout import ToolLayout
 from models.text.tools.reader import ArgumentsPart, CallBegun, Piece, Said, Thought, TurnReader
 from models.text.tools.reasoning import REASONING
 from models.text.tools.turn import Turn
@@ -86,6 +88,38 @@ def test_text_that_only_looks_like_a_call_is_text():
 
 def test_text_that_ends_within_a_sign_is_text():
     assert read(turn_of(HERMES), ["See <tool", "_ca"]) == ("See <tool_ca", "", [], 0)
+
+
+BODIES = [
+    '{"name": "Ann", "age": 3}',
+    '{"name": "get_weather", "age": 3}',  # the name of a tool
+    '{"name": "get_weather", "arg',  # cut off
+    " yes ",
+    "\nno",
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("layout", ALL_LAYOUTS, ids=LAYOUT_IDS)
+def test_a_body_is_itself_though_it_may_begin_like_a_call(layout: ToolLayout, body: str) -> None:
+    turn = replace(turn_of(layout), body="BODY")
+    assert read(turn, [body]) == read(turn, list(body)) == (body, "", [], 0)
+    reasoning = replace(turn, reasoning=REASONING["qwen3"], reasoning_start="optional")
+    bare = body.lstrip()
+    for text in (f"<think>So</think>\n \n{bare}", f"<think>So</think>{bare}"):
+        assert read(reasoning, [text]) == read(reasoning, list(text)) == (bare, "So", [], 0)
+
+
+@pytest.mark.parametrize("layout", ALL_LAYOUTS, ids=LAYOUT_IDS)
+@pytest.mark.parametrize("thought", ["", "<think>So</think>\n\n"])
+def test_a_call_in_the_place_of_a_body_is_a_call(layout: ToolLayout, thought: str) -> None:
+    call = layout.opening + layout.before_name + "get_weather" + layout.before_arguments
+    text = thought + call + "{}" + layout.after + layout.closing
+    turn = replace(
+        turn_of(layout), body="BODY", reasoning=REASONING["qwen3"], reasoning_start="optional"
+    )
+    wanted = ("", "So" if thought else "", [("get_weather", "{}")], 1)
+    assert read(turn, [text]) == read(turn, list(text)) == wanted
 
 
 def test_white_space_is_held_until_text_follows():
