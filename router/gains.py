@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from router.ports import TaskClass
 
-_HALF_LIFE_S = 300.0  # of the rounds that gains are measured by: "the last minutes" of the metric
+_HALF_LIFE_S = 600.0  # of rounds: a control round a minute, as of a lone stream, makes 15
 LEAST_ROUNDS = 10  # rounds of each side: a gain of fewer is that of one odd round
 
 
@@ -31,14 +31,16 @@ class _Sums:
 
     tokens: float = 0.0
     elapsed_s: float = 0.0
-    num_rounds: int = 0
+    num_recent: float = 0.0
+    num_rounds: int = 0  # since the start
     since_s: float = 0.0
 
-    def add(self, num_tokens: int, elapsed_s: float, now_s: float) -> None:
+    def add(self, num_tokens: int, elapsed_s: float, now_s: float, num_rounds: int = 1) -> None:
         keep = 0.5 ** ((now_s - self.since_s) / _HALF_LIFE_S)
         self.tokens = keep * self.tokens + num_tokens
         self.elapsed_s = keep * self.elapsed_s + elapsed_s
-        self.num_rounds += 1
+        self.num_recent = keep * self.num_recent + num_rounds
+        self.num_rounds += num_rounds
         self.since_s = now_s
 
     @property
@@ -50,19 +52,21 @@ class _Sums:
 class Gain:
     """Tokens per second of a session of one task class, with drafts and without.
 
-    Rates are means over the rounds of the last minutes. The waits for slow clients are left out of
-    their time. A rate is 0.0 if there were no such rounds.
+    Rates are means over rounds, older ones counting less. The waits for slow clients are left out
+    of their time. A rate is 0.0 if there were no such rounds. `num_recent` counts rounds of the
+    last minutes, of the side that has fewer; the other numbers are since the start.
     """
 
     with_drafts: float
     without_drafts: float
     num_rounds_with: int
     num_rounds_without: int
+    num_recent: float = LEAST_ROUNDS
 
     @property
     def ratio(self) -> float | None:
         """The speed with drafts over that without; None if one of the two has too few rounds."""
-        num_rounds = min(self.num_rounds_with, self.num_rounds_without)
+        num_rounds = min(self.num_rounds_with, self.num_rounds_without, self.num_recent)
         if num_rounds < LEAST_ROUNDS or not self.with_drafts or not self.without_drafts:
             return None
         return self.with_drafts / self.without_drafts
@@ -90,6 +94,7 @@ class Gains:
     def _gain(self, task: TaskClass) -> Gain:
         drafting = self._sums.get((task, True), _Sums())
         plain = self._sums.get((task, False), _Sums())
-        return Gain(
-            drafting.tokens_per_s, plain.tokens_per_s, drafting.num_rounds, plain.num_rounds
-        )
+        for sums in (drafting, plain):
+            sums.add(0, 0.0, self._clock(), 0)  # only time has passed
+        nums = drafting.num_rounds, plain.num_rounds, min(drafting.num_recent, plain.num_recent)
+        return Gain(drafting.tokens_per_s, plain.tokens_per_s, *nums)

@@ -10,12 +10,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from models.protocol.errors import (
-    ContextTooLong,
-    InvalidRequest,
-    ServingError,
-    UnsupportedGrammar,
-)
+from models.protocol.errors import ContextTooLong, InvalidRequest, ServingError, UnsupportedGrammar
 from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar
 from router.choosing import run_choice
@@ -131,7 +126,7 @@ class SpeculativeGenerator:
                 finish_reason=finish_reason,
                 num_prompt_tokens=len(request.prompt_ids),
                 num_completion_tokens=session.stops.num_tokens,
-                num_cached_tokens=session.target.num_cached_tokens,
+                num_cached_tokens=min(session.target.num_cached_tokens, len(request.prompt_ids)),
                 speculation=SpeculationStats(
                     time=TimeSplit(grammar_ms=session.waits.time().grammar_ms)
                 ),
@@ -159,10 +154,11 @@ class SpeculativeGenerator:
 
     async def check_grammar(self, grammar: Grammar, text: str) -> GrammarChecked:
         """Check how far a text obeys a grammar; see `router.remote.check`."""
-        pool = self._services.constraint_pool
+        services = self._services
+        pool = services.constraint_pool
         if pool is None:
             raise UnsupportedGrammar("this deployment has no constraint service")
-        return await check_grammar(pool, grammar, text, self._services.limits)
+        return await check_grammar(pool, grammar, text, services.limits, services.losses.constraint)
 
     def _check(self, request: GenerationRequest) -> None:
         num_prompt = len(request.prompt_ids)

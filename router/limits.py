@@ -86,7 +86,7 @@ class SpeculationLimits(Section):
         default=None,
         description="who drafts: draft_model, suffix (suffix decoding), ngram (prompt lookup), or "
         "heads: only what drafts in the target's process (also by its kind: mtp, medusa, eagle3, "
-        "early_exit); null: the first that is there, and heads beside it",
+        "early_exit); null: the first that is there. Heads draft beside any of these",
     )
     verification: str = Field(
         default=COUPLED.name,

@@ -94,6 +94,9 @@ async def commit(
     first = verdicts[0]
     tokens = session.stops.until_eos(tokens)
     taken, new = await _take(session, tokens)
+    if taken.finish_reason is not None:  # the client may be long in taking it
+        session.watch.end_round()
+        session.watch.planner.leave(len(session.generated))
     return Delta(
         taken.text,
         new,

@@ -92,9 +92,7 @@ class RoundWatch:
         self.load = (0, 1)
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
-        self._is_prefill = (
-            True  # the round has the target read the prompt, before its first verdict
-        )
+        self._is_prefill = True  # the target reads the prompt, before the round's first verdict
         self._began_s = 0.0  # when it had, and plain steps followed; 0.0: it has not
         self._asked: Round | None = None  # the round that the target answered, once it has
         self._num_tokens = 0  # that the round brought so far

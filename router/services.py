@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +12,6 @@ from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.comparing import DraftComparison
-from router.drafters.draft_choice import DraftChoice
 from router.drafters.repeats.text_memory import TextMemory
 from router.drafters.rules import LiveSessions
 from router.limits import SessionLimits, SpeculationLimits
@@ -43,13 +43,8 @@ class Services:
     live: LiveSessions = field(default_factory=LiveSessions)
     rollouts: RolloutPlaces = field(default_factory=RolloutPlaces)
     losses: Losses = field(default_factory=Losses)
-    choice: DraftChoice = field(init=False)
+    chosen: Counter[tuple[str, TaskClass]] = field(default_factory=Counter)  # drafts
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
-
-    def __post_init__(self) -> None:
-        """Make the choice among draft models from their known cost and acceptance."""
-        choice = DraftChoice(self.planner.costs, self.acceptance, lambda: self.planner.num_sessions)
-        object.__setattr__(self, "choice", choice)
 
 
 def new_constrainer(

@@ -14,12 +14,8 @@ from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.comparing import SessionReplays
 from router.drafters.chain import ChainTerms, NamedFree
-from router.drafters.choice import (
-    choose_drafters,
-    draft_models,
-    draft_sampling,
-    fixed_length,
-)
+from router.drafters.choice import choose_drafters, draft_models, draft_sampling, fixed_length
+from router.drafters.draft_choice import DraftChoice
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.heads import heads_alone, own_length
@@ -192,7 +188,9 @@ class _Builder:
     def _preferred(self, models: Sequence[DrafterKind]) -> str:
         """Return the draft model to use if neither request nor config names one."""
         services = self._services
-        return services.choice.choose(
+        planner = services.planner
+        known = planner.costs, services.acceptance, lambda: planner.num_sessions, services.chosen
+        return DraftChoice(*known).choose(
             [kind.traits for kind in models],
             self._task_class(),
             verification=self._request.sampling.verification,

@@ -10,16 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
 from models.protocol.messages import Timing
+
+_Sum = TypeVar("_Sum", int, "DraftReplay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
     """The durations of a request's rounds, in milliseconds, summed over all rounds.
 
-    `link_ms` is message time: round trip minus what the engines account for. `loop_ms` is the
-    router's own work between messages; `emit_ms` is waiting for the client to take the text.
+    `queue_ms` is waiting for a place and in engines, `link_ms` message time: the rest of a round
+    trip. `loop_ms` is the router's own work, `emit_ms` waiting for the client to take the text.
     """
 
     draft_ms: float = 0.0
@@ -38,25 +41,33 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class DraftReplay:
-    """A draft model's choice for each token of an answer, given all tokens before it.
+    """A draft model's choice for each token of an answer or more, given all tokens before it.
 
     It decides the draft in any round of any length under shared noise. So the effect on rounds is
     counted and not estimated.
 
     Attributes:
-        matches: whether it says each token of the answer.
+        matches: whether it says each token of the answers.
+        ends: places in them where another answer begins; no round goes beyond one.
     """
 
     matches: tuple[bool, ...]
+    ends: tuple[int, ...] = ()
+
+    def __add__(self, other: DraftReplay) -> DraftReplay:
+        ends = (*self.ends, *(len(self.matches) + end for end in (0, *other.ends)))
+        return DraftReplay(self.matches + other.matches, ends)
 
     def accepted(self, num_draft_tokens: int) -> list[int]:
         """Draft tokens accepted in each round, were so many drafted in all of them."""
         found, place = [], 0
-        while place < len(self.matches):
-            ahead = self.matches[place : place + num_draft_tokens]
-            num_right = ahead.index(False) if False in ahead else len(ahead)
-            found.append(num_right)
-            place += num_right + 1
+        for end in (*self.ends, len(self.matches)):
+            while place < end:
+                ahead = self.matches[place : min(place + num_draft_tokens, end)]
+                num_right = ahead.index(False) if False in ahead else len(ahead)
+                found.append(num_right)
+                place += num_right + 1
+            place = end
         return found
 
 
@@ -76,7 +87,7 @@ class SpeculationStats:
     num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
     num_right_guess_tokens: int = 0  # that it drafted too: each saved it a step
     time: TimeSplit = field(default_factory=TimeSplit)
-    replays: Mapping[str, DraftReplay] = field(default_factory=dict)  # by draft model, of one text
+    replays: Mapping[str, DraftReplay] = field(default_factory=dict)  # by draft model
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
         return SpeculationStats(
@@ -84,11 +95,12 @@ class SpeculationStats:
             per_step_drafted=self.per_step_drafted + other.per_step_drafted,
             per_step_accepted=self.per_step_accepted + other.per_step_accepted,
             per_step_ahead=self.per_step_ahead + other.per_step_ahead,
-            num_drafted_by=_added(self.num_drafted_by, other.num_drafted_by),
-            num_accepted_by=_added(self.num_accepted_by, other.num_accepted_by),
+            num_drafted_by=_added(self.num_drafted_by, other.num_drafted_by, 0),
+            num_accepted_by=_added(self.num_accepted_by, other.num_accepted_by, 0),
             num_guess_tokens=self.num_guess_tokens + other.num_guess_tokens,
             num_right_guess_tokens=self.num_right_guess_tokens + other.num_right_guess_tokens,
             time=self.time + other.time,
+            replays=_added(self.replays, other.replays, DraftReplay(())),
         )
 
     @property
@@ -139,8 +151,8 @@ class SpeculationStats:
         return self.num_accepted_draft_tokens / self.num_draft_tokens
 
 
-def _added(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    return {name: counts.get(name, 0) + others.get(name, 0) for name in [*counts, *others]}
+def _added(one: Mapping[str, _Sum], other: Mapping[str, _Sum], nothing: _Sum) -> dict[str, _Sum]:
+    return {name: one.get(name, nothing) + other.get(name, nothing) for name in [*one, *other]}
 
 
 class RoundStats:

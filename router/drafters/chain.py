@@ -123,10 +123,8 @@ class Chain:
     def add_proposal(self, drafter: DrafterTraits, proposal: Proposal) -> None:
         """Add the draft of a drafter that was asked to go on after `text`; nothing follows eos."""
         num_tokens, num_before = len(proposal.tokens), len(self.tokens)
-        self._probs, self._sampled = (
-            proposal.draft_probs,
-            slice(num_before, num_before + num_tokens),
-        )
+        self._probs = proposal.draft_probs
+        self._sampled = slice(num_before, num_before + num_tokens)
         survival = self._terms.survival(drafter, num_tokens)
         segment = Segment(drafter, num_tokens, is_planned=True, num_ahead=proposal.num_ahead)
         self._add(segment, proposal.tokens, survival)

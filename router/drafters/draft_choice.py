@@ -30,6 +30,7 @@ class DraftChoice:
         costs: of passes and of steps of each draft model.
         acceptance: what is known of each draft model, by its name and a task class.
         num_sessions: that are drafted for beside the new one.
+        chosen: how often each was, by its name and a task class; it goes on counting there.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class DraftChoice:
         costs: PassCosts,
         acceptance: Mapping[tuple[str, TaskClass], AcceptancePool],
         num_sessions: Callable[[], int],
+        chosen: Counter[tuple[str, TaskClass]] | None = None,
     ) -> None:
         self._costs = costs
         self._num_sessions = num_sessions
         self._acceptance = acceptance
-        self._chosen: Counter[tuple[str, TaskClass]] = Counter()
+        self._chosen = Counter() if chosen is None else chosen
 
     def choose(
         self,

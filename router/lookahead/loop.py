@@ -26,12 +26,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from models.protocol.messages import Verdict
-from router.lookahead.acceptance import (
-    kept_by_gain,
-    kept_by_paper,
-    share_accepted,
-    stands_enough,
-)
+from router.lookahead.acceptance import kept_by_gain, kept_by_paper, share_accepted, stands_enough
 from router.lookahead.session import LookaheadSession
 from router.loop import take
 from router.types import Delta

@@ -152,9 +152,7 @@ def _session(
     masks, waits = new_constrainer(services, request, generated, max_forced), RoundStats()
 
     take_rows = partial(
-        services.rollouts.rows,
-        planner=services.planner,
-        timeout_s=services.limits.queue_timeout_s,
+        services.rollouts.rows, planner=services.planner, timeout_s=services.limits.queue_timeout_s
     )
 
     def branch(name: str, sampling: Sampling, *, tells: bool = True) -> Branch:

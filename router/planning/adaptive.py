@@ -41,10 +41,10 @@ class RouterPlanner:
         self._replicas: dict[str, ReplicaPlanner] = {}
 
     def replica(self, name: str) -> ReplicaPlanner:
-        """Return the planner of the sessions on a target replica."""
-        if name not in self._replicas:
-            self._replicas[name] = ReplicaPlanner(self.costs, self.stats, self._clock, self._pinned)
-        return self._replicas[name]
+        """Return the planner of the sessions on a target replica; it is the newest now."""
+        new = ReplicaPlanner(self.costs, self.stats, self._clock, self._pinned)
+        self._replicas[name] = replica = self._replicas.pop(name, new)
+        return replica
 
     @property
     def num_sessions(self) -> int:

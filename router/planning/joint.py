@@ -127,12 +127,7 @@ class JointPlan:
         return length
 
 
-def plain_plan(
-    num_sessions: int,
-    costs: Costs,
-    others: Others,
-    overhead_ms: float,
-) -> JointPlan:
+def plain_plan(num_sessions: int, costs: Costs, others: Others, overhead_ms: float) -> JointPlan:
     """Return the plan with k = 0 for all; a token takes `overhead_ms` beyond the pass."""
     num_rows = num_sessions + others.num_rows
     pass_ms = costs.pass_ms(num_rows)

@@ -22,12 +22,11 @@ async def close_in_time(parts: Iterable[Part], closings: set[asyncio.Task[None]]
     closing = asyncio.create_task(_close(tuple(parts)), name="session-close")
     closings.add(closing)
     closing.add_done_callback(closings.discard)
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await asyncio.shield(closing)
-    except TimeoutError:
-        closing.cancel()
+    await asyncio.shield(closing)
 
 
 async def _close(parts: tuple[Part, ...]) -> None:
-    await asyncio.gather(*(part.close() for part in parts), return_exceptions=True)
+    tasks = [asyncio.create_task(part.close()) for part in parts]
+    _, late = await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+    for task in late:
+        task.cancel()

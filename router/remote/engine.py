@@ -142,9 +142,7 @@ class EngineClient:
                 Close(session_id=self._opening.session_id, epoch=lease.grant.endpoint.epoch)
             )
             await lease.release()
-            self._lease = (
-                None  # only now: a task cancelled before this leaves it to be released again
-            )
+            self._lease = None  # only now: a task cancelled before this leaves it to be released
 
     async def exchange(
         self, committed: TokenSequence, build: BuildMessage

@@ -121,6 +121,7 @@ class RemoteConstrainer:
         lease = await self._pool.lease(self._session_id, timeout_s=self._recovery.lease_timeout_s())
         # Kept at once: a task that is cancelled twice leaves it to `close` to give back.
         self._lease = lease
+        self._recovery.losses.note_lease(self._session_id, lease.grant.replica)
         self._admitted.clear()
         try:
             ready = await self._open_on(lease, peers=[])

@@ -40,7 +40,7 @@ class RemoteScorer:
         losses: PartLosses | None = None,
     ) -> None:
         self._pool = pool
-        self._session_id = f"{session_id}-reward"
+        self._serves, self._session_id = session_id, f"{session_id}-reward"
         self._reward = reward
         self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits, losses)
@@ -67,6 +67,7 @@ class RemoteScorer:
         if self._lease is None:
             timeout_s = self._recovery.lease_timeout_s()
             self._lease = await self._pool.lease(self._session_id, timeout_s=timeout_s)
+            self._recovery.losses.note_lease(self._serves, self._lease.grant.replica)
         self._seq += 1
         question = RewardScore(
             session_id=self._session_id,

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import Choose, Chosen, DraftProbs, Proposal, Verdict, Verify
@@ -14,6 +16,8 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.engine import EngineClient
 from router.remote.recovery import Recovery
+
+_Answer = TypeVar("_Answer", Verdict, Chosen)
 
 
 class RemoteVerifier:
@@ -37,6 +41,7 @@ class RemoteVerifier:
         self._inspects = inspects
         self._own_length = own_length
         self._answered_s: float | None = None  # when the last verdict came
+        self._waited_ms = 0.0  # for a place, since then
         self._recovery = Recovery("target", limits, session.losses)
 
     async def verify(
@@ -67,12 +72,10 @@ class RemoteVerifier:
             try:
                 async with aclosing(self._session.exchange(committed, build)) as replies:
                     async for reply in replies:
-                        verdict = _verdict(reply)
+                        verdict = self._answered(reply, Verdict)
                         # Its cache has all but the newest token: the next row writes that one's KV.
                         num_committed += verdict.num_accepted + len(verdict.own)
                         self._session.agreed_len = num_committed + verdict.part
-                        self._recovery.note_answer()
-                        self._answered_s = _now_s()
                         num_yielded += 1
                         yield verdict
                 return
@@ -94,16 +97,10 @@ class RemoteVerifier:
             await self._connect()
             try:
                 async with aclosing(self._session.exchange(committed, build)) as replies:
-                    reply = await anext(replies)
-                if not isinstance(reply, Chosen):
-                    raise LinkLost(f"target answered a choose with {type(reply).__name__}", "fault")
+                    return self._answered(await anext(replies), Chosen)
             except LinkLost as error:
                 await self._session.disconnect()
                 await self._recovery.after(error)
-            else:
-                self._recovery.note_answer()
-                self._answered_s = _now_s()
-                return reply
 
     @property
     def has_more(self) -> bool:
@@ -117,12 +114,25 @@ class RemoteVerifier:
 
     async def _connect(self) -> None:
         while not self._session.is_connected:
+            began_s = _now_s()
             self._recovery.check_losses()
             try:
                 await self._session.connect(self._recovery.lease_timeout_s())
             except Unavailable as error:
                 await self._recovery.after(error)
+            self._waited_ms += (_now_s() - began_s) * 1e3
         self._recovery.note_running()
+
+    def _answered(self, reply: Proposal | Verdict | Chosen, wanted: type[_Answer]) -> _Answer:
+        """Note the wanted answer; the wait for a place before it is time in a queue."""
+        if not isinstance(reply, wanted):
+            raise LinkLost(f"target answered with {type(reply).__name__}", "fault")
+        self._recovery.note_answer()
+        self._answered_s = _now_s()
+        if self._waited_ms:
+            timing = replace(reply.timing, queue_ms=reply.timing.queue_ms + self._waited_ms)
+            reply, self._waited_ms = replace(reply, timing=timing), 0.0
+        return reply
 
     async def close(self) -> None:
         """See `ports.Verifier.close`."""
@@ -131,9 +141,3 @@ class RemoteVerifier:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _verdict(reply: Proposal | Verdict | Chosen) -> Verdict:
-    if not isinstance(reply, Verdict):
-        raise LinkLost(f"target answered a verify with {type(reply).__name__}", "fault")
-    return reply

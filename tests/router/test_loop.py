@@ -32,6 +32,7 @@ from tests.fakes.router import (
 )
 from tests.fakes.sessions import PROMPT, scripted_session
 from tests.router import replies
+from tests.router.test_rounds import Observer
 
 
 def parts(
@@ -76,6 +77,14 @@ async def test_plain_decoding_lets_the_target_go_on_alone() -> None:
     verifier = ScriptedVerifier()
     await collect(parts(k=0, verifier=verifier, max_tokens=20))
     assert verifier.rounds == [(0, 8), (0, 8), (0, 1)]
+
+
+async def test_the_last_round_ends_before_its_text_is_read() -> None:
+    planner = Observer()
+    async for delta in run_session(parts(planner=planner, max_tokens=12)):
+        is_over = delta.finish_reason is not None
+        assert planner.left_after == 12 * is_over
+        assert [num for num, _ in planner.seen][2:] == [2] * is_over, "rounds of 5, 5 and 2"
 
 
 class Ahead(ScriptedVerifier):

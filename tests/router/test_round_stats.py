@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.stats import RoundStats
+from router.stats import DraftReplay, RoundStats, SpeculationStats
 
 
 def test_without_a_draft_there_is_one_empty_entry() -> None:
@@ -20,6 +20,16 @@ def test_the_longest_draft_ends_the_histogram() -> None:
     assert stats.num_spec_tokens == 4
     assert stats.acceptance_histogram == (0, 1, 1, 0, 0)
     assert stats.num_draft_tokens == 6
+
+
+def test_replays_of_several_answers_are_joined_and_no_round_is_of_two() -> None:
+    answers = [(True, True), (True, False, True), (False,)]
+    stats = [SpeculationStats(replays={"small": DraftReplay(each)}) for each in answers]
+    [joined] = sum(stats, SpeculationStats()).replays.values()
+    assert joined.matches == tuple(match for each in answers for match in each)
+    for length in (1, 2, 5):
+        apart = [one for each in answers for one in DraftReplay(each).accepted(length)]
+        assert joined.accepted(length) == apart
 
 
 def test_each_segment_of_a_draft_is_counted_by_name() -> None:

@@ -39,9 +39,13 @@ class Observer(FixedPlanner):
     def __init__(self) -> None:
         super().__init__(0, run_on=4)
         self.seen: list[tuple[int, float]] = []
+        self.left_after = 0  # tokens
 
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         self.seen.append((num_tokens, elapsed_ms))
+
+    def leave(self, num_tokens: int = 0) -> None:
+        self.left_after = num_tokens
 
 
 @pytest.mark.parametrize(("draft", "seen"), [((), [3]), ((7,), [])])

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from models.protocol.errors import ContextTooLong, InvalidRequest
-from models.protocol.messages import Open, Sampling
+from models.protocol.messages import EngineReply, EngineRequest, Open, Sampling, Verdict
 from router.drafters.draft_model import POOL
+from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.lookahead.session import open_lookahead
+from router.remote.closing import close_in_time
 from router.services import Services
-from router.types import GenerationRequest, LookaheadSettings, SpeculationSettings
+from router.types import Finished, GenerationRequest, LookaheadSettings, SpeculationSettings
 from tests.fakes.pools import ScriptedPool
-from tests.fakes.router import AnsweringEngine, LetterDetokenizer, continuation, letters
+from tests.fakes.router import (
+    AnsweringEngine,
+    LetterDetokenizer,
+    ScriptedEngine,
+    continuation,
+    letters,
+)
 from tests.fakes.sessions import NO_LOOKUP, PROMPT, Front, asked
 from tests.router.remote.test_losses import ScoringProcess
 
@@ -26,6 +38,9 @@ LIMITS = SessionLimits(
     failover_s=1.0,
     max_losses=4,
 )
+
+
+LOOKAHEAD = LookaheadSettings(method="cdsl", reward="{}", text_of=letters, candidates=2)
 
 
 def request(
@@ -105,6 +120,32 @@ async def test_a_client_that_goes_away_frees_both_engines() -> None:
     assert target.process.logs == {}
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_closing_has_a_limit_also_where_nobody_waits_for_it_any_more(
+    is_cancelled: bool,
+) -> None:
+    clock = asyncio.get_running_loop().time
+    began_s, ended_s = clock(), 0.0
+
+    class Hanging:
+        async def close(self) -> None:
+            nonlocal ended_s
+            try:
+                await asyncio.sleep(3600.0)
+            finally:
+                ended_s = clock()
+
+    closings = set[asyncio.Task[None]]()
+    closing = asyncio.create_task(close_in_time([Hanging()], closings))
+    await asyncio.sleep(1.0)
+    if is_cancelled:
+        closing.cancel()
+    await asyncio.sleep(9.0)
+    assert ended_s - began_s == pytest.approx(5.0, abs=0.1)
+    assert closing.cancelled() == is_cancelled
+    assert closings == set()
+
+
 async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
     front = front_of(ScriptedPool(), None)
     with pytest.raises(ContextTooLong, match=r"3 tokens and max_tokens of 198 exceed .* 200"):
@@ -163,8 +204,34 @@ async def test_look_aheads_too_are_asked_for_near_what_begins_alike() -> None:
         constraint_pool=ScriptedPool(ScoringProcess),
         limits=LIMITS,
     )
-    lookahead = LookaheadSettings(method="cdsl", reward="{}", text_of=letters, candidates=2)
-    wanted = asked(prefix_key="begins", cache_salt="a", adapter="lora", lookahead=lookahead)
+    wanted = asked(prefix_key="begins", cache_salt="a", adapter="lora", lookahead=LOOKAHEAD)
     async with open_lookahead(wanted, services, LetterDetokenizer()):
         assert target.keys == ["lora a begins"] * 3, "the text and two roll-outs"
         assert draft.keys == [" a begins"]
+
+
+class LongCacheEngine(ScriptedEngine):
+    """Found more than any prompt in its cache."""
+
+    def handle(self, message: EngineRequest) -> list[EngineReply]:
+        replies = super().handle(message)
+        cached = [reply for reply in replies if isinstance(reply, Verdict)]
+        found = [msgspec.structs.replace(reply, num_cached_tokens=99) for reply in cached]
+        return [*found] or replies
+
+
+@pytest.mark.parametrize("lookahead", [None, replace(LOOKAHEAD, generation="plain")])
+async def test_no_more_of_a_prompt_is_cached_than_there_is(
+    lookahead: LookaheadSettings | None,
+) -> None:
+    services = Services(
+        target_pool=ScriptedPool(LongCacheEngine),
+        draft_pools={POOL: ScriptedPool()},
+        constraint_pool=ScriptedPool(ScoringProcess),
+        limits=LIMITS,
+    )
+    generator = SpeculativeGenerator(services, max_model_len=200)
+    wanted = asked(lookahead=lookahead, max_tokens=4)
+    *_, end = [event async for event in generator.generate(wanted, LetterDetokenizer())]
+    assert isinstance(end, Finished)
+    assert end.num_cached_tokens == end.num_prompt_tokens

@@ -126,11 +126,12 @@ class MatchOdds:
         self._forecast = _Forecast(len(ids), ids[num_committed:], tokens, drafted)
 
     def learn(self, ids: Sequence[int]) -> None:
-        """Compare what was noted with the committed text, as far as it is known by now."""
+        """Compare what was noted with the committed text, once something of it is known."""
         forecast = self._forecast
         start = forecast.start
         if start >= len(ids) or ids[start - len(forecast.tail) : start] != forecast.tail:
             return  # nothing is known yet, or it followed a draft that was rejected
+        self.note((), 0, (), ())  # it teaches once, also if nothing is noted after it
         for cell, token_id, said in zip(forecast.cells, forecast.tokens, ids[start:], strict=False):
             self.observe(cell, is_right=token_id == said)
             if token_id != said:

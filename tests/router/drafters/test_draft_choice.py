@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from router.drafters.draft_choice import DraftChoice, pinned_draft
 from router.drafters.draft_model import draft_model
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits
 from router.planning.acceptance import AcceptancePool
 from router.planning.costs import PassCosts
 from router.ports import DrafterTraits, TaskClass
+from router.types import SpeculationSettings
+from tests.fakes.pools import ScriptedPool
+from tests.fakes.sessions import NO_LOOKUP, Front, asked
 from tests.router.replies import proposal
 
 SMALL, TINY = (draft_model(name, name, name).traits for name in ("small", "tiny"))
@@ -60,6 +66,20 @@ def test_what_never_drafted_is_tried_first() -> None:
     choice = DraftChoice(costs({"small": 1.0}), pools(small=0.9), lambda: 0)
     chosen = Counter(choose(choice, number) for number in range(10))
     assert chosen["tiny"] == chosen["small"] == 5
+
+
+async def test_what_was_chosen_is_known_under_other_limits_as_well() -> None:
+    front, chosen = Front(ScriptedPool()), list[str]()
+    pools = {name: ScriptedPool(name=name) for name in ("small", "tiny")}
+    services = replace(front.services, draft_pools=pools)
+    front.generator = SpeculativeGenerator(services, max_model_len=200)
+    for number in range(4):
+        front.generator.set_limits(NO_LOOKUP, SessionLimits())
+        speculation = SpeculationSettings(num_speculative_tokens=2)
+        wanted = asked(request_id=f"s{number}", speculation=speculation)
+        _, end = await front.run(wanted, num_turns=20)
+        chosen.append(end.replicas["draft"])
+    assert chosen == ["small-1", "tiny-1"] * 2
 
 
 def test_shares_of_all_decide_alone_and_a_key_falls_into_the_same_one() -> None:

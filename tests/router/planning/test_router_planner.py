@@ -62,6 +62,9 @@ def test_a_session_without_a_replica_yet_is_planned_with_those_that_came_last() 
     world = World(DEAR)
     world.rounds([world.add(lambda: "a")], 40)
     assert not world.add(lambda: "").wants_drafter
+    for name in "ba":
+        world.round([world.add(lambda name=name: name)])  # type: ignore[misc]
+        assert world.planner.newest == name
 
 
 def test_who_leaves_is_not_planned_for() -> None:
@@ -404,14 +407,20 @@ def test_the_gain_is_measured_by_control_rounds() -> None:
     sessions = [world.add() for _ in range(2)]
     world.rounds(sessions, 4)
     assert world.planner.gains.by_task()["free"].ratio is None, "there was no control round yet"
-    for _ in range(6):
+    for _ in range(12):
         world.rounds(sessions, 100)
         world.now_s += 60.0
     gain = world.planner.gains.by_task()["free"]
     plain_per_s = 1e3 / world.machine.pass_ms(2)
     assert gain.without_drafts == pytest.approx(plain_per_s, rel=0.01)
-    assert gain.with_drafts / gain.without_drafts > 3.0
+    assert gain.ratio is not None
+    assert gain.ratio == gain.with_drafts / gain.without_drafts > 3.0
     assert gain.num_rounds_without < 0.1 * gain.num_rounds_with
+    world.now_s += 24 * 3600.0
+    world.rounds(sessions, 5)
+    later = world.planner.gains.by_task()["free"]
+    assert later.ratio is None, "nearly all was yesterday"
+    assert later.num_rounds_with > gain.num_rounds_with
 
 
 def test_a_choice_can_be_explained() -> None:

@@ -26,6 +26,7 @@ from models.protocol.messages import (
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.grammar import RemoteConstrainer
+from router.remote.losses import Losses
 
 LIMITS = SessionLimits(token_gap_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
 Script = Callable[[ConstraintRequest], list[ConstraintReply]]
@@ -35,7 +36,8 @@ class ScriptedReplica:
     """Pool, lease and channel in one: answers each message by `script`."""
 
     def __init__(self, script: Script) -> None:
-        self.grant = LeaseGrant(endpoint=Endpoint(address="scripted", public_key="", epoch=1))
+        endpoint = Endpoint(address="scripted", public_key="", epoch=1)
+        self.grant = LeaseGrant(endpoint=endpoint, replica="grammar-1")
         self.sent: list[ConstraintRequest] = []
         self._script = script
         self._inbox: asyncio.Queue[ConstraintReply] = asyncio.Queue()
@@ -106,8 +108,12 @@ async def test_a_refusal_that_is_not_the_clients_fault_is_tried_again() -> None:
             return [GrammarRefused(session_id="s", message="full", is_client_error=False)]
         return accept(message)
 
+    losses = Losses()
+    serving = losses.follow("s")
     session, generated = session_on(ScriptedReplica(script))
+    session.tell(losses.constraint)
     assert (await session.commit(generated, [1])).num_valid == 1
+    assert serving == {"constraint": "grammar-1"}
 
 
 async def test_one_doubled_answer_does_not_double_all_later_commits() -> None:

@@ -8,9 +8,11 @@ from functools import partial
 import pytest
 
 from models.protocol.errors import LinkLost, ReplicasLost
-from models.protocol.messages import ConstraintRequest, EngineReply, EngineRequest, Open
+from models.protocol.grammars import GrammarCheck, GrammarChecked
+from models.protocol.messages import ConstraintRequest, EngineReply, EngineRequest, Grammar, Open
 from models.protocol.rewards import RewardScore, RewardScored, TextScore
 from models.protocol.token_sequence import TokenSequence
+from router.remote.check import check_grammar
 from router.remote.engine import EngineClient
 from router.remote.losses import Losses, PartLosses
 from router.remote.rewards import RemoteScorer
@@ -23,12 +25,14 @@ from tests.router.remote.test_recovery import LIMITS
 
 
 class ScoringProcess:
-    """Scores every look-ahead alike."""
+    """Scores every look-ahead alike; takes every text for one of its grammar."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def handle(self, message: ConstraintRequest) -> list[RewardScored]:
+    def handle(self, message: ConstraintRequest) -> list[RewardScored | GrammarChecked]:
+        if isinstance(message, GrammarCheck):
+            return [GrammarChecked(session_id=message.session_id, num_bytes=1, may_end=True)]
         assert isinstance(message, RewardScore)
         scores = [TextScore(0.5, False, True) for _ in message.lookaheads]
         return [RewardScored(session_id=message.session_id, seq=message.seq, scores=scores)]
@@ -41,6 +45,7 @@ async def test_a_lost_replica_is_told_and_its_replacement_noted(
 ) -> None:
     losses, told = Losses(), list[str]()
     losses.on_lost = told.append
+    serving = losses.follow("s")
     target, constraint = ScriptedPool(), ScriptedPool(ScoringProcess, name="constraint")
     client = EngineClient(target, OPENING, LIMITS, losses=losses.target)
     session, committed = RemoteVerifier(client, LIMITS), TokenSequence(PROMPT)
@@ -56,7 +61,21 @@ async def test_a_lost_replica_is_told_and_its_replacement_noted(
     assert lost.num_lost == {reason: 1}
     [pause_s] = lost.new_pauses
     assert 0.0 <= pause_s < 5.0
-    assert client.replica_name == ("target-2" if part == "target" else "target-1")
+    assert serving == {each: f"{each}-{1 + (each == part)}" for each in ("target", "constraint")}
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("crash", "gone"), ("stop", "no_answer")])
+async def test_a_check_goes_on_on_another_replica(kind: Fault, reason: str) -> None:
+    losses, told = Losses(), list[str]()
+    losses.on_lost = told.append
+    faults = Faults({2}, kind)  # as the question is sent
+    pool = ScriptedPool(ScoringProcess, name="constraint", faults=faults, num_refusals=2)
+    found = await check_grammar(
+        pool, Grammar(kind="regex", text="a"), "a", LIMITS, losses.constraint
+    )
+    assert (found.num_bytes, told) == (1, ["constraint-1"])
+    assert losses.constraint.num_lost == {reason: 1}
+    assert [lease.is_released for lease in pool.leases] == [True, True]
 
 
 def test_a_replica_that_ends_a_lease_is_not_avoided() -> None:

@@ -15,7 +15,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.engine import EngineClient
 from router.remote.target import RemoteVerifier
-from tests.fakes.pools import ScriptedPool
+from tests.fakes.pools import ScriptedLease, ScriptedPool
 from tests.fakes.router import AnsweringEngine, ScriptedEngine
 from tests.fakes.sessions import OPENING, PROMPT
 from tests.router.replies import verdict
@@ -50,6 +50,20 @@ async def test_the_time_since_the_last_verdict_goes_along() -> None:
     first, *later = [away_ms[seq] for seq in sorted(away_ms)][-num_rounds:]
     assert first == 0.0, "there was no answer before"
     assert all(1e3 * DRAFTING_S <= each <= took_ms for each in later)
+
+
+async def test_the_wait_for_a_place_is_time_in_a_queue_once() -> None:
+    class Full(ScriptedPool):
+        async def lease(self, session_id: str, *, timeout_s: float) -> ScriptedLease:
+            await asyncio.sleep(3.0)
+            return await super().lease(session_id, timeout_s=timeout_s)
+
+    verifier = RemoteVerifier(EngineClient(Full(), OPENING, LIMITS), LIMITS)
+    queued_ms = list[float]()
+    for _ in range(2):
+        async with aclosing(verifier.verify(TokenSequence(PROMPT), (), 1)) as verdicts:
+            queued_ms += [said.timing.queue_ms async for said in verdicts]
+    assert queued_ms == pytest.approx([3000.0, 0.0, 0.0, 0.0], abs=1.0)
 
 
 async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> None:

@@ -85,3 +85,12 @@ def test_sessions_teach_each_other_what_predictions_are_worth(is_right: bool) ->
         drafter.look(committed, 3)
     taught = drafter_of(TEXT, pool=pool)[0].look(TokenSequence(PROMPT), 1).survival[0]
     assert taught > fresh + 0.1 if is_right else taught < fresh - 0.2
+
+
+def test_a_wrong_token_teaches_once_however_long_the_answer_goes_its_own_way() -> None:
+    pool = OddsPool()
+    drafter, committed = drafter_of(TEXT, pool=pool)
+    for novel in range(50, 80):
+        drafter.look(committed, 3)
+        committed.extend([novel])
+    assert sum(pool.seen) == 1.0
