@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from deployments.config.cluster import Cluster, Node
 from deployments.config.fit import DTYPE_BITS, ModelSizes, gigabytes
-from deployments.config.placement import Placement
+from deployments.config.placement import Placement, deployment_of
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import ModelConfig, Models, section_of_draft
 from models.heads.config import CHECKPOINT
@@ -49,24 +49,19 @@ def explanation(
         sizes: by section, of the models whose files are here.
         unknown: by section, why nothing is known of the others.
     """
+    details = {
+        deployment_of(section): model_lines(model, sizes.get(section), unknown.get(section))
+        for section, model in config.models.items()
+    }
+    details["Router"] = _router_lines(config)
+    details["Constraint"] = [
+        f"child processes: {config.constraint.num_children}, of at most "
+        f"{config.constraint.memory_limit_mb} MB each; {config.constraint.max_sessions} sessions"
+    ]
     lines = []
     for placement in placements:
-        section = placement.name.lower()
-        lines.append(f"{placement.name:<11}{_replicas(placement)}")
-        details = []
-        if section in ("target", "draft"):
-            details = model_lines(
-                getattr(config, section), sizes.get(section), unknown.get(section)
-            )
-        elif section == "router":
-            details = _router_lines(config)
-        elif section == "constraint":
-            details = [
-                f"child processes: {config.constraint.num_children}, of at most "
-                f"{config.constraint.memory_limit_mb} MB each; "
-                f"{config.constraint.max_sessions} sessions"
-            ]
-        lines += [f"{'':<11}{detail}" for detail in details]
+        lines.append(f"{placement.name:<10} {_replicas(placement)}")
+        lines += [f"{'':<11}{detail}" for detail in details[placement.name]]
     lines.append(f"{'k':<11}{_k_range(config)}")
     lines.append(f"{'in all':<11}{_in_all(placements)}")
     return lines

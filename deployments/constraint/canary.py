@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from dataclasses import asdict
 from typing import Literal
 
@@ -18,7 +17,6 @@ import msgspec
 
 from deployments.constraint.child import Child, load_compiler, lower_priority, run_child
 from deployments.constraint.fork import Fork, ForkEnd, ForkLimits
-from deployments.constraint.memory import data_bytes
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from models.grammar.check import check_text
 from models.grammar.compiler import GrammarCompiler
@@ -62,8 +60,6 @@ def _try(child: Child[GrammarCompiler], trial: Trial) -> Tried:
 
 def _compiled(compiler: GrammarCompiler, trial: Trial) -> bytes:
     """Compile and say how it went, as an encoded `Tried`."""
-    used = data_bytes()
-    started_s = time.process_time()
     outcome: Literal["compiled", "refused"] = "compiled"
     message, compared = "", None
     dropped: tuple[Loosened, ...] = ()
@@ -80,8 +76,6 @@ def _compiled(compiler: GrammarCompiler, trial: Trial) -> bytes:
     tried = Tried(
         outcome=outcome,
         message=message[:_MAX_MESSAGE_CHARS],
-        cpu_s=time.process_time() - started_s,
-        memory_mb=(data_bytes() - used) / (1 << 20),
         dropped=dropped,
         compared=compared,
     )
@@ -121,7 +115,7 @@ def _outcome(end: ForkEnd, trial: Trial, config: ConstraintConfig) -> Tried:
         )
     else:
         message = f"its trial was ended from outside (signal {-end.status})"
-    return Tried(outcome=outcome, message=message, cpu_s=end.cpu_s)
+    return Tried(outcome=outcome, message=message)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
-    """The end of a trial, and its cost.
+    """The end of a trial.
 
     `compiled`: within the limits. `refused`: by the compiler, `message` has the reason. `costly`:
     over the limit on CPU time or memory, or it ended its process; `message` tells which. `failed`:
@@ -99,8 +99,6 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
 
     outcome: Literal["compiled", "refused", "costly", "failed"]
     message: str = ""
-    cpu_s: float = 0.0
-    memory_mb: float = 0.0  # by which the process grew; 0 where that cannot be known
     dropped: tuple[Loosened, ...] = ()  # parts that had to be loosened, see `Grammar`
     compared: GrammarChecked | None = None  # of a trial with a text; for no session yet
 

@@ -8,7 +8,7 @@ acknowledged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -154,9 +154,8 @@ class LoadedModel:
             self._links = LinkClient(high_water_mark=self._link.high_water_mark)
         request = LeaseRequest(session_id=session_id, public_key=self._links.public_key)
         try:
-            async with asyncio.timeout(timeout_s):
-                key = await self.admit(request)
-        except (TimeoutError, RayError, RuntimeError) as error:
+            key = await _in_time(self.admit(request), timeout_s)
+        except (RayError, RuntimeError) as error:
             raise Unavailable(f"the model grants no lease: {error}") from None
         channel: LinkChannel[Any, Any] = self._links.channel(
             self.grant.endpoint, session_id, EngineReply
@@ -170,13 +169,12 @@ class LoadedModel:
 
     async def keep_texts(self, *, is_on: bool) -> None:
         """Keep texts of sessions that end, or forget them."""
-        async with asyncio.timeout(CONTROL_TIMEOUT_S):
-            await self.ranks.leader.keep_texts.remote(is_on)
+        await _in_time(self.ranks.leader.keep_texts.remote(is_on), CONTROL_TIMEOUT_S)
 
     async def take_texts(self) -> list[EndedText]:
         """Return the texts that have come since the last call."""
-        async with asyncio.timeout(CONTROL_TIMEOUT_S):
-            texts: list[EndedText] = await self.ranks.leader.take_texts.remote()
+        answer = self.ranks.leader.take_texts.remote()
+        texts: list[EndedText] = await _in_time(answer, CONTROL_TIMEOUT_S)
         return texts
 
     def end(self) -> None:
@@ -238,3 +236,12 @@ class LoadedModel:
                 await self._has_released.wait()
         except TimeoutError:
             return
+
+
+async def _in_time(answer: Awaitable[Any], timeout_s: float) -> Any:
+    """Return the leader's answer. Raises `Unavailable` if it is late, with the limit."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await answer
+    except TimeoutError:
+        raise Unavailable(f"the model's leader has not answered within {timeout_s:g} s") from None

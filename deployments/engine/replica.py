@@ -53,6 +53,7 @@ from deployments.serve.watchdog import start_watchdog
 from models.checkpoint.packed_shapes import as_packed
 from models.fetch.hub import bring
 from models.gguf.folder import source_of
+from models.protocol.errors import Unavailable
 from models.protocol.messages import LeaseGrant, LeaseRefused, LeaseRequest
 from models.text.vocabulary import read_vocabulary
 
@@ -60,7 +61,7 @@ logger = logging.getLogger("ray.serve")
 
 Result = TypeVar("Result")
 
-_LOADING_ERRORS = (RayError, TimeoutError, ValueError)
+_LOADING_ERRORS = (RayError, TimeoutError, Unavailable, ValueError)
 _LAST_WORDS_S = 0.1  # in which the leases of a lost model end with the reason
 
 

@@ -121,6 +121,7 @@ class DraftSwap(Generic[Model]):
         self._leaving: Model | None = None
         self._coming: Model | None = None
         self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # of the one task that works
         self._retiring: asyncio.Task[None] | None = None
 
     @property
@@ -133,8 +134,7 @@ class DraftSwap(Generic[Model]):
         """Have this model serve, if it does not; what is under way for another one ends."""
         if self._task is not None:
             self._task.cancel()
-        before = self._task
-        self._task = asyncio.create_task(self._swap(wanted, before), name="draft-swap")
+        self._task = asyncio.create_task(self._swap(wanted), name="draft-swap")
 
     async def close(self) -> None:
         """Give up what is under way and free all models. Idempotent."""
@@ -142,26 +142,26 @@ class DraftSwap(Generic[Model]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.end()
+        async with self._turn:  # an older one may still be at its end
+            self.end()
 
     def end(self) -> None:
         """Free all models, at once."""
         for model in self.models:
             model.end()
 
-    async def _swap(self, wanted: WantedDraft, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        if wanted.model.model_path == self.serving.path:
-            return
-        self.state = SwapState()
-        try:
-            await self._take_in(wanted)
-        except self._errors as error:
-            self._drop(f"{error}")
-        except BaseException:  # given up for another one, or a fault of our own: nothing may stay
-            self._drop("it is given up")
-            raise
+    async def _swap(self, wanted: WantedDraft) -> None:
+        async with self._turn:  # all that were given up have come to their end
+            if wanted.model.model_path == self.serving.path:
+                return
+            self.state = SwapState()
+            try:
+                await self._take_in(wanted)
+            except self._errors as error:
+                self._drop(str(error) or type(error).__name__)
+            except BaseException:  # given up, or a fault of our own: nothing may stay
+                self._drop("it is given up")
+                raise
 
     async def _take_in(self, wanted: WantedDraft) -> None:
         path = wanted.model.model_path
@@ -179,9 +179,11 @@ class DraftSwap(Generic[Model]):
 
     async def _compare_in_time(self, coming: Model, wanted: WantedDraft) -> None:
         try:
-            async with asyncio.timeout(wanted.compare_timeout_s):
+            async with asyncio.timeout(wanted.compare_timeout_s) as limit:
                 await self._compare(coming, wanted.compare_answers)
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise _Dropped(
                 f"{self.state.new.num_answers} of {wanted.compare_answers} answers were compared "
                 f"in compare_timeout_s, {wanted.compare_timeout_s:g} s"

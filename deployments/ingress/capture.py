@@ -8,6 +8,7 @@ slow disk holds up no stream. Answers are then left out and counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -81,19 +82,23 @@ class Capture:
                 self._lose(error)
 
     def _lose(self, why: object) -> None:
-        if not self.num_lost:
-            logger.warning("answers are not kept in %s for now: %s", self._folder, why)
         self.num_lost += 1
+        if self.num_lost & (self.num_lost - 1) == 0:  # 1, 2, 4, 8, ...
+            logger.warning("answers not kept in %s: %d, %s", self._folder, self.num_lost, why)
 
     def _write(self, line: bytes) -> None:
-        if self._size + len(line) > self._max_bytes // _FILES_AT_ONCE or (
+        is_full = self._size + len(line) > self._max_bytes // _FILES_AT_ONCE or (
             time.time() - self._begun_s > self._max_age_s / _FILES_AT_ONCE
-        ):
+        )
+        if is_full:
             self._begin_file()
-            self._tidy()
-        with open(self._path, "ab", opener=_private) as file:
-            file.write(line)
-        self._size += len(line)
+        try:
+            with open(self._path, "ab", opener=_private) as file:
+                file.write(line)
+            self._size += len(line)
+        finally:  # only now: it may fail, and a full disk needs it all the same
+            if is_full:
+                self._tidy()
 
     def _begin_file(self) -> None:
         self._begun_s, self._size = time.time(), 0
@@ -106,11 +111,12 @@ class Capture:
         left = self._max_bytes * (_FILES_AT_ONCE - 1) // _FILES_AT_ONCE
         newest_first = sorted(self._folder.glob(_NAMES), reverse=True)
         for path in newest_first:
-            found = path.stat()
-            left -= found.st_size
-            is_old = time.time() - found.st_mtime > self._max_age_s
-            if is_old or left < 0:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another router has deleted it
+                found = path.stat()
+                left -= found.st_size
+                is_old = time.time() - found.st_mtime > self._max_age_s
+                if is_old or left < 0:
+                    path.unlink()
 
 
 def _private(path: str, flags: int) -> int:

@@ -72,11 +72,10 @@ async def answers_of(handle: DeploymentHandle[Any], method: str, *, timeout_s: f
     Broadcasts bypass Serve's queue, so they are answered even if the deployment is full.
     """
     deadline_s = asyncio.get_running_loop().time() + timeout_s
-    asked = handle.broadcast(method)
     try:
         async with asyncio.timeout_at(deadline_s):
-            results = await replica_results(asked)
-    except (*CALL_ERRORS, TimeoutError) as error:
+            results = await replica_results(handle.broadcast(method))
+    except (*CALL_ERRORS, RuntimeError, TimeoutError) as error:  # Ray's, of a handle not ready yet
         logger.info("no %s of %s: %s", method, handle.deployment_name, type(error).__name__)
         return []
     answers = await asyncio.gather(

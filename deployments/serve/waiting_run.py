@@ -46,9 +46,10 @@ def end_waiting_run() -> None:
         return
     logger.error("nothing is left to serve, so this `serve run` ends")
     # Not by this process: it is a task's, and is ended with Serve's controller.
-    told = " ".join(f"sleep {wait_s}; kill -{number} {pid};" for wait_s, number in _signals(pid))
+    is_it = f'[ "$(cat /proc/{pid}/cmdline)" = "$was" ]'  # its number may be another's by then
+    told = "; ".join(f"sleep {s}; {is_it} && kill -{number} {pid}" for s, number in _signals(pid))
     subprocess.run(
-        ["/bin/sh", "-c", f"({told}) >/dev/null 2>&1 &"],
+        ["/bin/sh", "-c", f"(was=$(cat /proc/{pid}/cmdline); {told}) >/dev/null 2>&1 &"],
         start_new_session=True,
         check=False,
         timeout=_START_LIMIT_S,

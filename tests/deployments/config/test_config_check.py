@@ -68,8 +68,10 @@ def test_changes_are_made_first(check: Check) -> None:
         "demo.yaml",
         *("target.quantization=q8", "draft.kv_cache_memory=null", "Draft.num_replicas=2"),
         "router.speculation.num_speculative_tokens=3",
+        "drafts.tiny.model_path=models/demo/draft",
     )
     assert status == 0
+    assert re.search(r"^Draft-tiny .*\n +\S+/draft: 1 rank on cpu.* parameters", said, re.MULTILINE)
     assert "bfloat16, q8; 7.5 M parameters, 8.05 MB of weights per rank (8.6 bits each)" in said
     assert "2 replicas of {CPU: 0.1}" in said
     assert "k          3, drafted by draft_model" in said

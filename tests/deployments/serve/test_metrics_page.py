@@ -37,6 +37,9 @@ class Handle:
 
     def broadcast(self, method: str) -> DeploymentBroadcastResponse:
         assert method == "metrics_page"
+        for answer in self._answers:
+            if isinstance(answer, RuntimeError):  # the handle itself is at fault
+                raise answer
         return DeploymentBroadcastResponse(self._results(), None)
 
     async def _results(self) -> Any:
@@ -52,6 +55,7 @@ async def test_one_silent_replica_hides_no_other() -> None:
         grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "reset"
     )
     handles: Any = [Handle(None, page, RayError("gone"), lost), Handle(), Handle(other)]
+    handles.append(Handle(RuntimeError("Router is not initialized")))
     text = (await text_of(handles, timeout_s=0.2)).decode()
     assert 'passes_total{replica="t1"} 3.0' in text
     assert 'passes_total{replica="d1"} 4.0' in text

@@ -18,7 +18,10 @@ from deployments.serve.private import driver_of_this_job
 
 # As Serve's own: Ctrl-C shuts it down with status 0.
 SERVE = """
-import sys, time
+import os, signal, sys, time
+if "other.yaml" in sys.argv:  # hung up on, its number becomes another program's
+    signal.signal(signal.SIGTERM, lambda *_: None)  # which this one would not hear
+    signal.signal(signal.SIGHUP, lambda *_: os.execlp("sleep", "sleep", "600"))
 print("waits", flush=True)
 try:
     time.sleep(600)
@@ -105,8 +108,9 @@ def test_a_worker_knows_who_started_its_cluster() -> None:
         ("serve", ("run", "demo.yaml"), True),
         ("serve", ("deploy", "demo.yaml"), False),
         ("job.py", ("run", "demo.yaml"), False),
+        ("serve", ("run", "other.yaml"), False),
     ],
-    ids=["something is served", "another command", "another program"],
+    ids=["something is served", "another command", "another program", "who has its number then"],
 )
 def test_nothing_else_is_ended(
     start: Start, refuse: Callable[..., None], name: str, words: tuple[str, ...], serves: bool
