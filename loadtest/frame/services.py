@@ -26,6 +26,7 @@ from loadtest.frame.stages import Closing, Models
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
 from loadtest.service.served import POD_ENVIRONMENT, Config, section, served, set_spares
+from loadtest.service.sessions import let_others_go_first
 from router.stats import SpeculationStats
 
 CONFIG = ROOT / "configs" / "demo.yaml"
@@ -77,10 +78,13 @@ class ServiceStage(Closing):
             if url and config != Way(texts=""):
                 raise ValueError("speculation, target, drafts: somebody else's service has its own")
             if not url:
-                service = served(
-                    CONFIG, change=change_config(self._models, way), environment=POD_ENVIRONMENT
+                service = self._stack.enter_context(
+                    served(
+                        CONFIG, change=change_config(self._models, way), environment=POD_ENVIRONMENT
+                    )
                 )
-                url = self._stack.enter_context(service).base_url
+                let_others_go_first(service.process.pid)
+                url = service.base_url
             client = httpx.Client(base_url=url, timeout=READ_TIMEOUT_S, headers=key_headers())
             self._stack.enter_context(client)
             found = client.get("/v1/models")

@@ -30,7 +30,7 @@ import yaml
 from deployments.config.applications import applications_of
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import gcs_address
-from loadtest.service.sessions import kill_session, let_others_go_first
+from loadtest.service.sessions import kill_session
 
 # The pods have the same (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
 POD_ENVIRONMENT = {  # of k8s/base
@@ -160,7 +160,6 @@ def started(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    let_others_go_first(process.pid)
     try:
         with ended_in_order():
             yield Served(f"http://127.0.0.1:{port}{prefix}", process, log_path, folder)
