@@ -29,7 +29,7 @@ def _of_no_simulation_or_scenarios(name: str) -> bool:
 
 
 def _of_sampled_texts(name: str) -> bool:
-    return "simulated" not in name and name not in ("faults", "draws", "scenarios-demo")
+    return "simulated" not in name and name not in ("faults", "draws")
 
 
 @dataclass(frozen=True, slots=True)
