@@ -230,7 +230,7 @@ def _check_json_options(outputs: StructuredOutputs, kind: str) -> None:
 
 def _format_grammar(response_format: ResponseFormat) -> Grammar:
     if response_format.type == "structural_tag":
-        given = {name: getattr(response_format, name) for name in response_format.model_fields_set}
+        given = {name: getattr(response_format, name) for name in ResponseFormat.model_fields}
         return _tag_grammar({name: value for name, value in given.items() if value is not None})
     schema = response_format.json_schema
     return _json_grammar(None if schema is None else schema.schema_)

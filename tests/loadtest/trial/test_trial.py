@@ -101,7 +101,8 @@ def test_a_trial_that_is_cut_off_is_not_clean_and_keeps_its_logs(
     @contextlib.contextmanager
     def served(config: Path, *, keeps_folder: Any, **_: Any) -> Iterator[Any]:
         try:
-            yield SimpleNamespace(folder=tmp_path, base_url="http://nowhere")
+            nobody, url = SimpleNamespace(pid=0), "http://nowhere"
+            yield SimpleNamespace(folder=tmp_path, base_url=url, process=nobody)
         finally:
             kept.append(keeps_folder())
 
