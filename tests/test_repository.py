@@ -53,7 +53,7 @@ MAX_LINES = {
     "models": 41_220,
     "router": 9_725,
     "deployments": 25_250,
-    "loadtest": 29_555,
+    "loadtest": 29_560,
     "tests": 74_770,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing

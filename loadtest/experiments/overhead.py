@@ -25,7 +25,7 @@ from loadtest.frame.passes import PassShape, tables_for, timed_pass
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
 from loadtest.report.prompts import demo_prompts
-from loadtest.service.served import POD_ENVIRONMENT, Config, Served, served, set_spares
+from loadtest.service.served import POD_ENVIRONMENT, Config, Served, measured, set_spares
 from models.engine.runner import ModelRunner
 
 _CONFIG = ROOT / "configs" / "demo.yaml"
@@ -172,7 +172,7 @@ def _service(environment: Mapping[str, str] = POD_ENVIRONMENT) -> Iterator[Serve
         for part in ("target", "draft"):
             arguments[part]["enable_prefix_caching"] = False
 
-    with served(_CONFIG, change=change, environment=environment) as service:
+    with measured(_CONFIG, change=change, environment=environment) as service:
         yield service
 
 

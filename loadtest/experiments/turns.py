@@ -24,7 +24,7 @@ from loadtest.frame.experiment import Experiment, Terms, Turn
 from loadtest.frame.prompts import read_kinds
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, section, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, measured, section
 
 _CONFIG = ROOT / "configs" / "smollm2.yaml"
 _MODEL = "smollm2-135m-instruct"
@@ -42,7 +42,7 @@ def chats(terms: Terms, ways: Mapping[str, Way]) -> Iterator[Mapping[str, Turn]]
             name: partial(
                 _run_chats,
                 stack.enter_context(
-                    served(
+                    measured(
                         _CONFIG,
                         change=partial(_change, name == _AWARE),
                         environment=POD_ENVIRONMENT,

@@ -31,6 +31,7 @@ from loadtest.frame.stages import Closing, Models, Opener
 from loadtest.frame.ways import Way
 from loadtest.frame.workloads import tokenizer_of
 from loadtest.service.served import ended_in_order, free_port
+from loadtest.service.sessions import let_others_go_first
 from router.drafters.draft_model import POOL
 from router.stats import SpeculationStats
 
@@ -99,6 +100,7 @@ class LlamaCpp:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C comes to us, and we end it
                 )
+            let_others_go_first(process.pid)
             base_url = f"http://127.0.0.1:{port}"
             try:
                 with httpx.Client(base_url=base_url, timeout=READ_TIMEOUT_S) as client:

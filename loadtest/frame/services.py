@@ -25,8 +25,7 @@ from loadtest.frame.runs import Answer, Ask, Run
 from loadtest.frame.stages import Closing, Models
 from loadtest.frame.ways import Way
 from loadtest.report.machine import ROOT
-from loadtest.service.served import POD_ENVIRONMENT, Config, section, served, set_spares
-from loadtest.service.sessions import let_others_go_first
+from loadtest.service.served import POD_ENVIRONMENT, Config, measured, section, set_spares
 from router.stats import SpeculationStats
 
 CONFIG = ROOT / "configs" / "demo.yaml"
@@ -78,13 +77,10 @@ class ServiceStage(Closing):
             if url and config != Way(texts=""):
                 raise ValueError("speculation, target, drafts: somebody else's service has its own")
             if not url:
-                service = self._stack.enter_context(
-                    served(
-                        CONFIG, change=change_config(self._models, way), environment=POD_ENVIRONMENT
-                    )
+                service = measured(
+                    CONFIG, change=change_config(self._models, way), environment=POD_ENVIRONMENT
                 )
-                let_others_go_first(service.process.pid)
-                url = service.base_url
+                url = self._stack.enter_context(service).base_url
             client = httpx.Client(base_url=url, timeout=READ_TIMEOUT_S, headers=key_headers())
             self._stack.enter_context(client)
             found = client.get("/v1/models")

@@ -30,7 +30,7 @@ import yaml
 from deployments.config.applications import applications_of
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import gcs_address
-from loadtest.service.sessions import kill_session
+from loadtest.service.sessions import kill_session, let_others_go_first
 
 # The pods have the same (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
 POD_ENVIRONMENT = {  # of k8s/base
@@ -129,6 +129,14 @@ def served(
         config_path, change=change, keeps_folder=keeps_folder, environment=environment
     ) as service:
         _wait_ready(service)
+        yield service
+
+
+@contextlib.contextmanager
+def measured(config_path: Path, **options: Any) -> Iterator[Served]:
+    """Do as `served`; once it is ready, what measures it has a core first."""
+    with served(config_path, **options) as service:
+        let_others_go_first(service.process.pid)
         yield service
 
 

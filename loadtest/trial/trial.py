@@ -24,8 +24,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
 from loadtest.service.cluster import Role, private_cluster
 from loadtest.service.parts import FaultService, wait_gone
-from loadtest.service.served import POD_ENVIRONMENT, Config, served, set_spares
-from loadtest.service.sessions import let_others_go_first
+from loadtest.service.served import POD_ENVIRONMENT, Config, measured, set_spares
 from loadtest.service.watch import Watch
 from loadtest.trial.scene import KEPT_PROBLEMS, SETTLE_LIMIT_S, Claims, Event, Scene, Terms, happen
 
@@ -71,7 +70,7 @@ class Place:
             return
 
         with (
-            served(
+            measured(
                 path,
                 change=lambda config: self._change(config, scene.terms),
                 keeps_folder=lambda: not is_clean(),
@@ -80,7 +79,6 @@ class Place:
             crash_noted(scene.result),  # before the logs are kept or not
         ):
             print(f"the service and its logs are in {service.folder}", flush=True)
-            let_others_go_first(service.process.pid)
             scene.service, scene.base_url = service, service.base_url
             with self._watched(scene):
                 yield

@@ -101,12 +101,11 @@ def test_a_trial_that_is_cut_off_is_not_clean_and_keeps_its_logs(
     @contextlib.contextmanager
     def served(config: Path, *, keeps_folder: Any, **_: Any) -> Iterator[Any]:
         try:
-            nobody, url = SimpleNamespace(pid=0), "http://nowhere"
-            yield SimpleNamespace(folder=tmp_path, base_url=url, process=nobody)
+            yield SimpleNamespace(folder=tmp_path, base_url="http://nowhere")
         finally:
             kept.append(keeps_folder())
 
-    monkeypatch.setattr(trial, "served", served)
+    monkeypatch.setattr(trial, "measured", served)
     events = [Bang(way="one", loud=1.0), Bang(way="two", loud=1.0, error=error)]
     cut = replace(bangs(), place=Place(is_watched=False), events=lambda scene: events)
     told: list[Result] = []

@@ -108,6 +108,7 @@ async def test_a_response_may_be_steered_too() -> None:
         {"compare": True},
         {"enabled": False},
         {"disable_by_batch_size": 2},
+        {"draft_sample_method": "greedy"},
     ],
 )
 async def test_an_option_of_speculation_that_does_not_go_with_it(options: dict[str, Any]) -> None:
