@@ -86,7 +86,11 @@ class EngineConfig(Section):
         "LoRA, and on GPUs mixtures of experts, AWQ and GPTQ; on a CPU own is faster",
     )
     dtype: DtypeName = Field(default="bfloat16", description="of weights, activations and KV cache")
-    device: str = Field(default="cpu", description="torch device of a rank: cpu, cuda")
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda)(:\d+)?$",
+        description="torch device of a rank: cpu, cuda",
+    )
     max_model_len: PositiveInt = Field(
         default=2048,
         description="tokens of prompt and completion together; at most the checkpoint's own",
@@ -136,7 +140,7 @@ class EngineConfig(Section):
     num_threads: PositiveInt = Field(
         default=1, description="torch threads of a rank on a CPU; more than free cores slows all"
     )
-    tensor_parallel_size: PositiveInt = Field(
+    tensor_parallel_size: Annotated[PositiveInt, Field(le=64)] = Field(
         default=1, description="ranks (processes, one device each) that share the model"
     )
     enable_prefix_caching: bool = Field(

@@ -145,6 +145,8 @@ def read_key_file(path: Path) -> KeyFile:
         ValueError: it cannot be read.
     """
     try:
+        if path.exists() and not path.is_file():  # a device may never end
+            raise OSError("it is no regular file")
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise ValueError(f"router.api_keys_file: {path} cannot be read: {error}") from error

@@ -20,6 +20,7 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from deployments.api.keys import faults_of_keys
+from deployments.api.schemas.sampling_defaults import sampling_defaults
 from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
 from deployments.config.explain import (
     admission_notes,
@@ -40,7 +41,7 @@ from models.fetch.hub import snapshot_of
 
 logger = logging.getLogger("ray.serve")
 
-_KEYS = "router.api_keys_file"
+_KEYS, _SAMPLING = "router.api_keys_file", "router.generation_config"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
@@ -69,7 +70,7 @@ def check(
     files = file_faults(config)
     faults = [*shortages(placements, cluster), *files]
     if isinstance(config, AppConfig):
-        faults += [*_key_faults(config), *_span_faults(config)]
+        faults += [*_key_faults(config), *_span_faults(config), *_further_file_faults(config)]
     if http is not None:
         faults += _port_faults(*http)
     if not files:
@@ -260,6 +261,21 @@ def _span_faults(config: AppConfig) -> list[Fault]:
     if not config.router.otlp_traces_endpoint or _has_exporter():
         return []
     return [Fault(key, "needs packages that are missing: pip install 'outrider[otel]'")]
+
+
+def _further_file_faults(config: AppConfig) -> list[Fault]:
+    """Find files that a router and the constraint service read when they start."""
+    router, faults = config.router, []
+    try:
+        sampling_defaults(router.generation_config, {}, router.override_generation_config)
+    except ValueError as error:
+        text = str(error).removeprefix(f"{_SAMPLING}: ")
+        faults.append(Fault(_SAMPLING, text, "keys"))
+    for name, folder in config.constraint.reward_classifiers.items():
+        if not (Path(folder) / "config.json").is_file():
+            text = f"no classifier is in {folder!r}, config.json is missing"
+            faults.append(Fault(f"constraint.reward_classifiers.{name}", text, "keys"))
+    return faults
 
 
 def _has_exporter() -> bool:

@@ -29,6 +29,7 @@ from deployments.config.sections.models import describe
 from router.drafters.choice import check_draft_names
 from router.limits import SessionLimits, SpeculationLimits
 
+NO_USER_CONFIG = "user_config: only Router and Draft take one; change args instead"
 logger = logging.getLogger("ray.serve")
 
 # By section: what a router can change while it serves. The rest decides which text is served, or is
@@ -131,7 +132,7 @@ async def refuse_any(user_config: object) -> None:
         ValueError: there is one.
     """
     if user_config is not None:
-        raise ValueError("user_config: only Router and Draft take one; change args instead")
+        raise ValueError(NO_USER_CONFIG)
 
 
 def _key_faults(tree: object, section: str, model: type[BaseModel]) -> list[str]:

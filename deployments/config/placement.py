@@ -148,6 +148,12 @@ def _check_bundles(model: ModelConfig, placement: Placement) -> None:
             f"{len(placement.bundles)} bundles, "
             f"tensor_parallel_size {model.tensor_parallel_size} needs one per rank"
         )
+    for number, bundle in enumerate(placement.bundles[: model.tensor_parallel_size]):
+        if model.device.startswith("cuda") and not bundle.get("GPU"):
+            raise ValueError(
+                f"deployments: {placement.name}: placement_group_bundles: bundle {number} has no "
+                f"GPU, and its rank has device {model.device}: {dict(bundle)}"
+            )
 
 
 def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:

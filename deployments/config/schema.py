@@ -44,7 +44,9 @@ class GrammarServiceConfig(LeaseConfig):
     """The constraint service: child processes that compile grammars and hold matchers."""
 
     spare: bool = Field(default=False, description=SPARE)
-    num_children: PositiveInt = Field(default=1, description="child processes per replica")
+    num_children: Annotated[PositiveInt, Field(le=256)] = Field(
+        default=1, description="child processes per replica"
+    )
     memory_limit_mb: Annotated[int, Field(ge=128)] = Field(
         default=512, description="MB of memory of a child; beyond it the child is replaced"
     )

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from deployments.config.applications import Tree, applications_of
 from deployments.config.keys import put
 from deployments.config.live_draft import draft_user_config
-from deployments.config.live_limits import with_user_config
-from deployments.config.placement import Placement, deployment_of
+from deployments.config.live_limits import NO_USER_CONFIG, with_user_config
+from deployments.config.placement import COORDINATOR_CPUS, Placement, deployment_of
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import section_of_draft
 from deployments.config.strict_yaml import read_yaml
@@ -85,16 +85,22 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
         )
         raise ValueError(faults) from None
+    except (ImportError, AttributeError) as error:  # it imports policies
+        raise ValueError(f"autoscaling_config: {one_line(error)}") from None
     _check_port(tree)
     config = ours.config
     router = config.router
     drafts = [deployment_of(section_of_draft(pool)) for pool in config.draft_pools]
-    placements = ours.placements
     for options in ours.overrides:
-        if options["name"] in drafts:
-            draft_user_config(options.get("user_config"))
-        if options["name"] == "Router":
-            router = with_user_config(router, options.get("user_config"), config.draft_pools)
+        name, user_config = options["name"], options.get("user_config")
+        _check_options(options, has_bundles=name in (*drafts, "Target"))
+        if name in drafts:
+            draft_user_config(user_config)
+        elif name == "Router":
+            router = with_user_config(router, user_config, config.draft_pools)
+        elif user_config is not None:
+            raise ValueError(f"deployments.{name}.{NO_USER_CONFIG}")
+    placements = ours.placements
     return ServeFile(tree=tree, config=config, placements=placements, router=router)
 
 
@@ -123,6 +129,28 @@ def unknown_keys(tree: Tree) -> list[str]:
         for key in values
         if key not in model.model_fields
     ]
+
+
+def _check_options(options: Tree, *, has_bundles: bool) -> None:
+    """Have Serve check what the schema of its file takes as it is: scaling, placement, places.
+
+    Raises:
+        ValueError: it would refuse them when it deploys.
+    """
+    from ray import serve
+
+    given: Tree = {key: value for key, value in options.items() if value is not None}
+    if has_bundles:  # as `bind_engine` has them
+        usual: Tree = {"placement_group_bundles": [{"CPU": COORDINATOR_CPUS}]}
+        given = usual | {"ray_actor_options": {"num_cpus": COORDINATOR_CPUS}} | given
+    try:
+        serve.deployment(**given)(_Nothing)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"deployments.{options['name']}: {one_line(error)}") from None
+
+
+class _Nothing:
+    """A deployment that is never deployed."""
 
 
 def one_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -67,7 +67,7 @@ class LinkConfig(Section):
     host: Literal["node", "loopback"] = Field(
         default="node", description="node: listen at the node's own address; loopback: one machine"
     )
-    high_water_mark: PositiveInt = Field(
+    high_water_mark: Annotated[PositiveInt, Field(le=2**31 - 1)] = Field(
         default=4096, description="frames queued per peer before further ones are dropped"
     )
 
