@@ -10,6 +10,7 @@ from typing import Any
 from loadtest.clients.trial import CLIENT_CHECKS
 from loadtest.experiments.acceptance import ACCEPTANCE, DRAFT_SAMPLING
 from loadtest.experiments.ahead import AHEAD, AHEAD_SIMULATED
+from loadtest.experiments.alerts import ALERTS
 from loadtest.experiments.crowds import HOSTILE, OVERLOAD, SOAK
 from loadtest.experiments.drafting import HEADS, KINDS, KINDS_HEADS, SPEED
 from loadtest.experiments.gaps import GAPS
@@ -66,6 +67,7 @@ TRIALS: dict[str, Trial] = {
     "faults": FAULTS,
     "rolling": ROLLING,
     "rehearse": REHEARSE,
+    "alerts": ALERTS,
     "scaling": SCALING,
     "soak": SOAK,
     "overload": OVERLOAD,

@@ -60,7 +60,7 @@ class PrivateCluster:
         self._port = free_port()
         self._gcs_port = free_port()
         self._dashboard_port = free_port()
-        self._nodes: list[RayNode] = []
+        self._nodes: list[tuple[Role, RayNode]] = []
         self._num_started = 0
         options: dict[str, object] = {
             "head": None,
@@ -87,8 +87,12 @@ class PrivateCluster:
 
     def remove(self, node: RayNode) -> None:
         """Kill the node and all that runs on it, as a machine that loses its power."""
-        self._nodes.remove(node)
+        self._nodes = [one for one in self._nodes if one[1] is not node]
         node.close()
+
+    def of(self, role: Role) -> list[RayNode]:
+        """Return the living nodes of a role."""
+        return [node for its_role, node in self._nodes if its_role == role]
 
     def _start(self, role: Role, options: Mapping[str, object]) -> RayNode:
         own: dict[str, object] = {
@@ -100,7 +104,7 @@ class PrivateCluster:
             own["labels"] = f"{ROLE}={role.name}"
         node = RayNode({**own, **options}, self.folder / f"node-{self._num_started}.log")
         self._num_started += 1
-        self._nodes.append(node)
+        self._nodes.append((role, node))
         return node
 
     def deploy(self, config: Config) -> None:
@@ -143,14 +147,18 @@ class PrivateCluster:
     def close(self) -> None:
         """End every node, the head last, also where one does not end."""
         with contextlib.ExitStack() as stack:
-            for node in self._nodes:
+            for _, node in self._nodes:
                 stack.callback(node.close)
             self._nodes.clear()
 
 
 @contextlib.contextmanager
 def private_cluster(
-    head: Role = _HEAD, *, also_importable: Iterable[Path] = (), has_dashboard: bool = True
+    head: Role = _HEAD,
+    *,
+    also_importable: Iterable[Path] = (),
+    has_dashboard: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[PrivateCluster]:
     """Yield a head node until the block ends, then remove all of it.
 
@@ -158,13 +166,14 @@ def private_cluster(
         head: what the head has; by default it runs nothing.
         also_importable: folders of modules for its processes.
         has_dashboard: without one nothing can be deployed by `PrivateCluster.deploy`.
+        environment: further variables of its processes.
     """
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
     given = os.environ.get("PYTHONPATH", "")  # an engine that is installed beside the others
     path = os.pathsep.join(filter(None, [*map(str, (ROOT, *also_importable)), given]))
     try:
-        environment = {**private_environment(folder), "PYTHONPATH": path}
-        with ended_in_order(), _environment(environment):
+        own = {**(environment or {}), **private_environment(folder), "PYTHONPATH": path}
+        with ended_in_order(), _environment(own):
             cluster = PrivateCluster(folder, head, has_dashboard=has_dashboard)
             try:
                 yield cluster

@@ -16,6 +16,7 @@ from loadtest.rehearse.kuberay import PodCluster
 from loadtest.service.attached import Attached
 from loadtest.service.cluster import PrivateCluster
 from loadtest.service.parts import FaultService
+from loadtest.service.prometheus import Prometheus
 from loadtest.service.served import Config, Served
 from loadtest.service.watch import Watch
 
@@ -58,6 +59,7 @@ class Scene:
         config: the parsed config that is served now.
         result: what was found so far.
         base_url, service, cluster, pods, watched: of the service, as far as the place has them.
+        prometheus: over it, likewise.
         loads: all; `running`: those that run now.
         watch: the looks of the trial.
         problems: with the event that happens now.
@@ -78,6 +80,7 @@ class Scene:
     cluster: PrivateCluster = field(init=False)
     pods: PodCluster = field(init=False)
     watched: FaultService = field(init=False)
+    prometheus: Prometheus = field(init=False)
     watch: Watch[Any] = field(init=False)
     loads: Sequence[Load] = ()
     running: list[Load] = field(default_factory=list)

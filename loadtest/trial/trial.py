@@ -100,7 +100,7 @@ class Place:
 
     @contextlib.contextmanager
     def _cluster(self, scene: Scene) -> Iterator[None]:
-        with private_cluster() as scene.cluster:
+        with private_cluster(environment=self.environment) as scene.cluster:
             for role in self.roles:
                 scene.cluster.add(role)
             scene.base_url = scene.cluster.base_url
