@@ -1,7 +1,7 @@
 """Finds the folder of fetched and converted models, outside the repository.
 
     ~/.cache/outrider/models/smollm2-135m-instruct/       fetched (`python -m models.fetch`)
-    ~/.cache/outrider/models/gguf/1/NAME-HASH-DTYPE/      converted from a GGUF file
+    ~/.cache/outrider/models/gguf/2/NAME-HASH-DTYPE/      converted from a GGUF file
 
 The folder is next to the kernels' cache. XDG_CACHE_HOME replaces ~/.cache. A model's folder appears
 there whole or not at all. One process at a time makes it under another name and renames it.

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
+from models.files import naming
 from models.gguf.folder import PACKED, SOURCE_NAME
 from models.gguf.header import ROPE_TABLE, GgufHeader, GgufTensor, read_gguf_header
 from models.gguf.names import name_in_transformers
@@ -68,13 +68,9 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
         raise ValueError(f"{path} has no weights of few bits that could stay packed")
     weights = num_packed_bytes(header) if is_packed else header.num_parameters * _ITEM_BYTES[dtype]
     refuse_full_disk(folder, weights + _SPARE_BYTES)
-    try:
+    with naming(path):  # a setting of another kind raises anything in transformers
         _write_model(header, folder, dtype)
         _load_tokenizer(header).save_pretrained(folder)
-    # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
-    # that does not fit or a block type without code; something that it looks up in vain.
-    except (OSError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be converted: {error}") from error
     source = {
         "file": path.name,
         "file_bytes": header.num_bytes,
@@ -177,13 +173,14 @@ def _set_rope(header: GgufHeader, config: Any) -> None:
 
 
 def _load_tokenizer(header: GgufHeader) -> Any:
-    from tokenizers import pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
         str(header.path.parent), gguf_file=header.path.name
     )
-    cut = header.settings.get("tokenizer.ggml.pre")
+    settings = header.settings
+    cut = settings.get("tokenizer.ggml.pre")
     if cut in _DIGITS_CUT:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -191,6 +188,12 @@ def _load_tokenizer(header: GgufHeader) -> Any:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
+    is_of_pieces = settings.get("tokenizer.ggml.model") == "llama"
+    if is_of_pieces and settings.get("tokenizer.ggml.add_space_prefix") is False:
+        pieces = tokenizer.backend_tokenizer
+        pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        spaces = decoders.Replace(pieces.pre_tokenizer.replacement, " ")
+        pieces.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
     if cut in _WHOLE_WORDS:
         tokenizer.backend_tokenizer.model.ignore_merges = True
     return tokenizer

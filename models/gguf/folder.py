@@ -20,7 +20,7 @@ from models.cache import WAIT_S, models_cache, sha256_of
 
 SOURCE_NAME = "gguf-source.json"  # in a converted folder: what it was made of
 PACKED = "packed"  # in place of a type: the weights stay as the file has them
-_LAYOUT = "1"  # number of the conversion; raised if it comes to write something else
+_LAYOUT = "2"  # number of the conversion; raised if it comes to write something else
 _REPO_ROOT = Path(__file__).resolve().parents[2]
 
 logger = logging.getLogger("ray.serve")

@@ -170,11 +170,12 @@ def _read_part(path: Path) -> GgufHeader:
 def _joined(parts: list[GgufHeader]) -> GgufHeader:
     first = parts[0]
     for number, part in enumerate(parts):
-        found = part.settings.get(_SPLIT_COUNT, 1), part.settings.get(_SPLIT_NUMBER, 0)
-        if found != (len(parts), number):
+        # A file that was joined from parts says that it has 0.
+        count, place = part.settings.get(_SPLIT_COUNT) or 1, part.settings.get(_SPLIT_NUMBER, 0)
+        if (count, place) != (len(parts), number):
             raise ValueError(
-                f"{part.path} says that it is part {found[1] + 1} of {found[0]}, by its name it is "
-                f"{number + 1} of {len(parts)}"
+                f"{part.path} says that its {_SPLIT_NUMBER} is {place!r} and its {_SPLIT_COUNT} "
+                f"{count!r}, by its name they are {number} and {len(parts)}"
             )
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     expected = first.settings.get(_SPLIT_TENSORS, len(tensors))
@@ -203,7 +204,10 @@ def _refuse_unloadable(header: GgufHeader) -> None:
                 f"{path}: tensor {tensor.name!r} is of type {tensor.type.name}, which cannot be "
                 "dequantised"
             )
-    scaling = settings.get(f"{header.architecture}.rope.scaling.type", "none")
+    rope = f"{header.architecture}.rope"
+    factor = settings.get(f"{rope}.scaling.factor") or settings.get(f"{rope}.scale_linear") or 1.0
+    # llama.cpp scales linearly where a file has a factor alone.
+    scaling = settings.get(f"{rope}.scaling.type", "none" if factor == 1.0 else "linear")
     if scaling != "none":
         raise ValueError(
             f"{path} scales its rotary positions ({scaling}), which is not read from GGUF; serve "

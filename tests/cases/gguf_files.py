@@ -63,7 +63,7 @@ def write_pair(
     kind: Kind = Kind.F32,
     cut: str = "smollm",  # "sentencepiece": not a byte-level tokenizer
     dtype: torch.dtype = torch.float32,
-    extra: dict[str, str] | None = None,
+    extra: dict[str, Any] | None = None,  # settings
     extra_tensor: str = "",
     llama3_factor: float = 0.0,
     tensors_a_part: int = 0,
@@ -84,8 +84,8 @@ def write_pair(
         _add_sentencepiece(writer, words.get_vocab_size())
     else:
         _add_tokenizer(writer, words, cut)
-    for name, text in (extra or {}).items():
-        writer.add_string(name, text)
+    for name, value in (extra or {}).items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     if llama3_factor:
         writer.add_tensor("rope_freqs.weight", _llama3_table(llama3_factor))
     if extra_tensor:

@@ -88,11 +88,13 @@ def test_the_tokenizer_is_that_of_the_folder(tmp_path: Path, cut: str) -> None:
     )
 
 
-def test_a_sentencepiece_tokenizer_is_read_too(tmp_path: Path) -> None:
-    file, _ = write_pair(tmp_path, cut="sentencepiece")
+@pytest.mark.parametrize("space", ["\u2581", ""])
+def test_a_sentencepiece_tokenizer_is_read_too(tmp_path: Path, space: str) -> None:
+    extra = {"tokenizer.ggml.add_space_prefix": bool(space)}
+    file, _ = write_pair(tmp_path, cut="sentencepiece", extra=extra)
     read = Tokenizer.load(converted(file))
     pieces = {piece: number for number, piece in enumerate(SENTENCEPIECE)}
-    ids = [pieces["<s>"], pieces["\u2581the"], pieces["\u2581cat"]]
+    ids = [pieces["<s>"], pieces[f"{space}the"], pieces["\u2581cat"]]
     assert read.encode("the cat") == ids
     text = "the cat \u00e9 on 2"
     assert read.decode(read.encode(text)) == text
@@ -231,11 +233,24 @@ def test_an_architecture_that_is_not_loaded_is_refused_by_name(tmp_path: Path) -
     ("options", "complaint"),
     [
         ({"extra": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary positions (yarn)"),
+        ({"extra": {"llama.rope.scaling.factor": 4.0}}, "scales its rotary positions (linear)"),
+        ({"extra": {"llama.rope.scale_linear": 4.0}}, "scales its rotary positions (linear)"),
+        ({"extra": {"split.count": "3"}}, "its split.count '3', by its name they are 0 and 1"),
+        ({"extra": {"llama.attention.head_count_kv": 0}}, "llama-F32.gguf: integer division"),
         ({"extra_tensor": "rope_freqs.weight"}, "are not scaled as Llama 3's are"),
         ({"extra_tensor": "blk.0.attn_q.bias"}, "a part of it would be left out"),
         ({"cut": "some-new-model"}, "cuts text by rules called 'some-new-model'"),
     ],
-    ids=["scaling", "frequencies", "left-out", "cut of words"],
+    ids=[
+        "scaling",
+        "factor",
+        "old factor",
+        "count",
+        "heads",
+        "frequencies",
+        "left-out",
+        "cut of words",
+    ],
 )
 def test_what_is_not_read_is_refused_by_name(
     tmp_path: Path, options: dict[str, object], complaint: str
@@ -268,7 +283,8 @@ def test_a_folder_names_its_only_file(tmp_path: Path) -> None:
 def test_a_file_in_parts_is_the_file(tmp_path: Path) -> None:
     for name, tensors_a_part in (("whole", 0), ("parts", 7)):
         (tmp_path / name).mkdir()
-        write_pair(tmp_path / name, kind=Kind.Q4_0, tensors_a_part=tensors_a_part)
+        extra = {} if tensors_a_part else {"split.count": 0}  # as a file joined from parts says
+        write_pair(tmp_path / name, kind=Kind.Q4_0, tensors_a_part=tensors_a_part, extra=extra)
     whole, first = gguf_file(tmp_path / "whole"), gguf_file(tmp_path / "parts")
     assert whole is not None
     assert first is not None
@@ -286,7 +302,7 @@ def test_a_part_that_is_missing_or_another_is_named(tmp_path: Path) -> None:
     _, second, third = sorted(tmp_path.glob("*.gguf"))
     kept = third.read_bytes()
     third.write_bytes(second.read_bytes())
-    with pytest.raises(ValueError, match=rf"{third} says that it is part 2 of 3, by its name it"):
+    with pytest.raises(ValueError, match=rf"{third} says that its split.no is 1 and"):
         read_gguf_header(first)
     third.write_bytes(kept[:-100])
     with pytest.raises(ValueError, match=rf"{third} is cut off"):
