@@ -83,6 +83,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_sum(path: Path, expected: str) -> None:
+    """Check that a file is what its sum says.
+
+    Raises:
+        ValueError: it is not; has both sums.
+    """
+    got = sha256_of(path)
+    if got != expected:
+        raise ValueError(
+            f"{path.name} is not the expected file: its SHA-256 is {got}, not {expected}"
+        )
+
+
 def _make(folder: Path, make: Callable[[Path], None]) -> bool:
     prefix = f".{folder.name}.part-"
     for left in folder.parent.glob(f"{prefix}*"):  # by runs that were killed: we hold the lock

@@ -21,12 +21,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from models.cache import sha256_of
-from models.checkpoint.stored_weights import missing_shards
+from models.cache import check_sum
+from models.checkpoint.stored_weights import INDEX_NAME, WEIGHTS_NAME, missing_shards
 
 SMALL_FILES = ("*.json", "*.jinja")
-WEIGHT_FILES = ("*.safetensors",)
-_ELSEWHERE = ["*/*"]  # folders of a repository hold other formats of the same weights
+# Folders of a repository hold other formats of the same weights, and further chat templates.
+ELSEWHERE = ["*/*.json", "*/*.safetensors"]
+_File = tuple[str, int, str | None]  # name, bytes, SHA-256
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _SNAPSHOT = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 _TIMEOUT_S = 30.0  # for each answer of the hub; a download ends when nothing comes for 10 s
@@ -90,7 +91,6 @@ def found_on_hub(repository: str, revision: str | None) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    _no_telemetry()
     absence = hub_absence()
     with _explained(repository, revision, absence):
         return Path(
@@ -98,7 +98,7 @@ def found_on_hub(repository: str, revision: str | None) -> Path:
                 repository,
                 revision=revision,
                 allow_patterns=list(SMALL_FILES),
-                ignore_patterns=_ELSEWHERE,
+                ignore_patterns=ELSEWHERE,
                 etag_timeout=_TIMEOUT_S,
                 local_files_only=bool(absence),
             )
@@ -114,7 +114,7 @@ def is_whole(folder: Path) -> bool:
         ValueError: there is an index that cannot be read.
     """
     has_config = (folder / "config.json").is_file()
-    has_weights = any(folder.glob(WEIGHT_FILES[0]))
+    has_weights = any((folder / name).is_file() for name in (WEIGHTS_NAME, INDEX_NAME))
     return has_config and has_weights and not missing_shards(folder)
 
 
@@ -127,9 +127,20 @@ def missing_of(folder: Path) -> Download | None:
     snapshot = snapshot_of(folder)
     if snapshot is None or is_whole(folder):
         return None
-    sizes = {name: size for name, size, _ in _weights(snapshot)}
-    absent = [size for name, size in sizes.items() if not (folder / name).exists()]
-    return Download(snapshot=snapshot, num_bytes=sum(absent), num_files=len(absent))
+    sizes = [size for _, size, _ in _absent(folder, snapshot)]
+    return Download(snapshot=snapshot, num_bytes=sum(sizes), num_files=len(sizes))
+
+
+def _absent(folder: Path, snapshot: Snapshot) -> list[_File]:
+    """Return the weights that are read (see `stored_weights`) and not in the folder."""
+    files = {file[0]: file for file in _weights(snapshot)}
+    if WEIGHTS_NAME not in files and not (folder / INDEX_NAME).is_file():
+        raise ValueError(
+            f"{snapshot} has neither {WEIGHTS_NAME} nor {INDEX_NAME} on the hub, only "
+            f"{', '.join(sorted(files)[:3])}"
+        )
+    names = [WEIGHTS_NAME] if WEIGHTS_NAME in files else missing_shards(folder)
+    return [files[name] for name in names if name in files and not (folder / name).exists()]
 
 
 def bring(folder: Path, tell: Callable[[str], None], *, weights: bool = True) -> None:
@@ -156,12 +167,12 @@ def bring(folder: Path, tell: Callable[[str], None], *, weights: bool = True) ->
         return
     _refuse_full_disk(missing)
     tell(str(missing))
-    sums = {name: digest for name, _, digest in _weights(snapshot)}
-    absent = [name for name in sums if not (folder / name).exists()]
+    absent = _absent(folder, snapshot)
     with _explained(snapshot.repository, snapshot.commit):
-        _download(snapshot, WEIGHT_FILES)
-    for name in absent:
-        _check_sum(folder / name, sums[name])
+        _download(snapshot, [name for name, _, _ in absent])
+    for name, _, digest in absent:
+        if digest is not None:  # else a small file, which the hub keeps without a sum
+            _keep_if_right(folder / name, digest)
     tell(f"{snapshot} is there")
 
 
@@ -172,19 +183,18 @@ def _has_small_files(folder: Path) -> bool:
 def _download(snapshot: Snapshot, patterns: Sequence[str]) -> None:
     from huggingface_hub import snapshot_download
 
-    _no_telemetry()
     snapshot_download(
         snapshot.repository,
         revision=snapshot.commit,
         cache_dir=snapshot.cache,
         allow_patterns=list(patterns),
-        ignore_patterns=_ELSEWHERE,
+        ignore_patterns=ELSEWHERE,
         etag_timeout=_TIMEOUT_S,
     )
 
 
 @lru_cache(maxsize=64)  # the files of a commit never change
-def _weights(snapshot: Snapshot) -> tuple[tuple[str, int, str | None], ...]:
+def _weights(snapshot: Snapshot) -> tuple[_File, ...]:
     """Name, bytes and SHA-256 of the weights that the hub has at a commit."""
     from huggingface_hub import HfApi
 
@@ -207,17 +217,13 @@ def _weights(snapshot: Snapshot) -> tuple[tuple[str, int, str | None], ...]:
     return files
 
 
-def _check_sum(path: Path, expected: str | None) -> None:
-    if expected is None:  # a small file, which the hub keeps without a sum
-        return
-    got = sha256_of(path)
-    if got != expected:
+def _keep_if_right(path: Path, expected: str) -> None:
+    try:
+        check_sum(path, expected)
+    except ValueError as error:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
-        raise ValueError(
-            f"{path.name} is not the file that the hub has: its SHA-256 is {got}, not {expected}; "
-            "it was removed"
-        )
+        raise ValueError(f"{error}; it was removed") from None
 
 
 def _refuse_full_disk(missing: Download) -> None:
@@ -229,18 +235,17 @@ def _refuse_full_disk(missing: Download) -> None:
         )
 
 
-def _no_telemetry() -> None:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
-
 def hub_absence() -> str:
     """Why the hub cannot be asked now; empty: it answers, or the library is told to ask nobody.
 
     Its own library asks six times with pauses between, for each file and each caller. Here it is
-    asked once, for seconds, and the answer counts for all for a while.
+    asked once, for seconds, and the answer counts for all for a while. All who ask the hub come by
+    here, so its telemetry is switched off here, unless the environment says otherwise.
     """
     from huggingface_hub import constants
 
+    if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:  # which the library has read already
+        constants.HF_HUB_DISABLE_TELEMETRY = True
     if constants.HF_HUB_OFFLINE:
         return ""
     return _absence(constants.ENDPOINT, int(time.monotonic() // _REMEMBERED_S))
@@ -275,8 +280,13 @@ def _unreached(repository: str, revision: str | None, absence: str) -> str:
     at = f"{repository} at revision {revision or constants.DEFAULT_REVISION}"
     return (
         f"{at} is not whole in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
-        f"reached ({absence})"
+        f"reached ({absence}); {_command(repository, revision)} fetches it"
     )
+
+
+def _command(repository: str, revision: str | None) -> str:
+    at = "" if revision is None else f" --revision {revision}"
+    return f"`python -m models.fetch {repository}{at}`"
 
 
 @contextmanager
@@ -307,7 +317,7 @@ def _reason(repository: str, revision: str | None, error: Exception) -> str:
     if constants.HF_HUB_OFFLINE:
         return (
             f"{at} is not whole in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: unset it, "
-            f"or fetch it beforehand with `hf download {repository}`"
+            f"or fetch it beforehand with {_command(repository, revision)}"
         )
     if any(isinstance(one, errors.LocalEntryNotFoundError) for one in causes):
         return _unreached(repository, revision, "it answered, and then no longer")

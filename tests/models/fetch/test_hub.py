@@ -5,6 +5,7 @@ Each process is one of its own, because the hub's library reads its settings whe
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ DEMO = ROOT / "models" / "demo" / "draft"
 NOWHERE = "http://127.0.0.1:9"
 FIND = "from models.fetch.hub import *; folder = found_on_hub('tiny/words', {revision!r})"
 BRING = "; bring(folder, print); print(folder)"
+COMMAND = "`python -m models.fetch tiny/words --revision v1`"
 
 
 def start(code: str, endpoint: str, home: Path, **more: str) -> subprocess.Popen[str]:
@@ -66,8 +68,10 @@ def test_a_folder_says_which_commit_of_what_it_is() -> None:
 def test_the_size_is_said_then_it_is_fetched_then_the_hub_is_not_asked(tmp_path: Path) -> None:
     asked: list[str] = []
     with hub(DEMO, asked=asked) as endpoint:
-        said, error = run(FIND.format(revision=None) + BRING, endpoint, tmp_path)
-    assert not error
+        code = f"{FIND.format(revision=None)}{BRING}; import huggingface_hub.constants as library"
+        code += "; print(library.HF_HUB_DISABLE_TELEMETRY)"
+        [*said, is_silent], error = run(code, endpoint, tmp_path)
+    assert (is_silent, error) == ("True", "")
     size = (DEMO / "model.safetensors").stat().st_size / 1e6
     cache = tmp_path / "hub"
     name = f"tiny/words at {COMMIT[:12]}"
@@ -91,10 +95,21 @@ def test_the_size_is_said_then_it_is_fetched_then_the_hub_is_not_asked(tmp_path:
 def test_the_command_fills_a_cache_that_serves_without_a_network(tmp_path: Path) -> None:
     """As the Job fills the volume that pods read."""
     fetch = "import sys; from models.fetch.__main__ import main; sys.exit(main({arguments}))"
-    with hub(DEMO) as endpoint:
+    repository = tmp_path / "repository"
+    shutil.copytree(DEMO, repository)
+    unread = ("consolidated.safetensors", "onnx/config.json", "onnx/model.safetensors")
+    for name in (*unread, "additional_chat_templates/tool_use.jinja"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(DEMO / "config.json", repository / name)
+    asked: list[str] = []
+    with hub(repository, asked=asked) as endpoint:
         said, error = run(fetch.format(arguments=["tiny/words"]), endpoint, tmp_path)
     assert not error
     folder = Path(said[-1])
+    assert not {*unread} & {*asked}
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
+    (repository / "model.safetensors").unlink()
+    assert not is_whole(repository)  # the other file there is no weights that are read
     commit = folder.name
     with_commit = fetch.format(arguments=["tiny/words", "--revision", commit])
     again, error = run(with_commit, NOWHERE, tmp_path, HF_HUB_OFFLINE="1")
@@ -148,18 +163,18 @@ def test_what_the_hub_has_not_is_said(
 def test_weights_that_are_not_what_the_hub_says_are_removed(tmp_path: Path) -> None:
     with hub(DEMO, {"model.safetensors": "0" * 64}) as endpoint:
         _, error = run(FIND.format(revision=None) + BRING, endpoint, tmp_path)
-    assert "model.safetensors is not the file that the hub has" in error
+    assert "model.safetensors is not the expected file" in error
+    assert error.endswith("; it was removed")
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_without_a_hub_it_says_which_switch_or_address(tmp_path: Path) -> None:
     _, error = run(FIND.format(revision="v1"), NOWHERE, tmp_path, HF_HUB_OFFLINE="1")
     at = f"ValueError: tiny/words at revision v1 is not whole in {tmp_path / 'hub'}, and "
-    assert error == (
-        f"{at}HF_HUB_OFFLINE is set: unset it, or fetch it beforehand with `hf download tiny/words`"
-    )
+    assert error == (f"{at}HF_HUB_OFFLINE is set: unset it, or fetch it beforehand with {COMMAND}")
     _, error = run(FIND.format(revision="v1"), NOWHERE, tmp_path)
-    assert error == f"{at}{NOWHERE} cannot be reached ([Errno 111] Connection refused)"
+    why = "cannot be reached ([Errno 111] Connection refused)"
+    assert error == f"{at}{NOWHERE} {why}; {COMMAND} fetches it"
 
 
 def test_the_check_says_what_will_be_downloaded_and_how_to_pin_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_chat_ids_are_those_of_apply_chat_template(tokenizer, reference, message
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     assert tokenizer.encode_chat(messages) == expected
+
+
+def test_a_template_for_tools_in_a_folder_of_its_own_is_read(folder, reference, tmp_path):
+    both = copy.copy(reference)
+    both.chat_template = {"default": TEMPLATE, "tool_use": f"{{{{ tools | tojson }}}}{TEMPLATE}"}
+    both.save_pretrained(tmp_path)
+    read = Tokenizer.load(tmp_path)
+    for tools in ([], [{"type": "function", "function": {"name": "weather"}}]):
+        expected = both.apply_chat_template(CONVERSATIONS[0], tools or None, tokenize=False)
+        assert "".join(read.chat_pieces(CONVERSATIONS[0], tools)).startswith(expected)
 
 
 def test_special_tokens_typed_by_a_user_stay_text(tokenizer, reference):
