@@ -28,15 +28,13 @@ from models.grammar.rules.lark import LarkSource, lark_source
 from models.grammar.rules.write import written
 from models.grammar.schema.loosen import loosened_schema
 from models.grammar.schema.parse import parse_json
-from models.grammar.schema.source import SchemaSource, one_line, schema_source
+from models.grammar.schema.source import NO_TEXT, SchemaSource, one_line, schema_source
 from models.grammar.state import CompiledGrammar, RowLayout
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar
 
 _MAX_NOTES = 64  # on what need not be enforced
-_NO_TEXT = "no text obeys it"
-_NOTHING_FITS = "NoExtensionBias"  # the compiler's name for a first mask without a token
 _LINE = re.compile(r"line (\d+)")  # how places in rules begin
 _PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column; the column is of our rewriting
 
@@ -207,7 +205,7 @@ class GrammarCompiler:
     ) -> CompiledGrammar:
         compiled = CompiledGrammar(matcher, self._rows, self._tokenizer)
         if not any(compiled.start().row()):
-            refuse(_NO_TEXT)
+            refuse(NO_TEXT)
         compiled.loosened = tuple(islice(_notes(schemas), _MAX_NOTES))
         return compiled
 
@@ -250,8 +248,6 @@ def _complaint(error: str) -> str:
     The other lines show text that the client did not write.
     """
     line = one_line(error.strip().partition("\n")[0])
-    if line == _NOTHING_FITS:
-        return _NO_TEXT
     if "Too many items" in line:
         line = f"it can be read in too many ways: {line}"
     place = _PLACE.match(line)

@@ -187,7 +187,17 @@ def _take_unique(inner: Schema) -> None:
 def _distinct(values: JsonValue) -> list[JsonValue]:
     if not isinstance(values, list):
         return []
-    return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+    return list({_key(value): value for value in values}.values())
+
+
+def _key(value: JsonValue) -> str:
+    """Write a value so that equal ones are written alike: 1 is 1.0 and not true."""
+    return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
+
+
+def _number(digits: str) -> int | float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 def _take_not(inner: Schema) -> None:
@@ -258,10 +268,7 @@ def _values(schema: JsonValue) -> list[JsonValue] | None:
 
 
 def _is_in(value: JsonValue, values: list[JsonValue]) -> bool:
-    """Compare by JSON's equality, in which 1 is 1.0 and not true."""
-    return any(
-        value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
-    )
+    return _key(value) in map(_key, values)
 
 
 def _take_dependencies(path: str, inner: Schema) -> None:

@@ -152,7 +152,7 @@ def check_values(schema: Schema, places: Places, complaints: Complaints) -> None
             is_right, what = _VALUES.get(keyword, (None, ""))
             if is_right is not None and not is_right(value):
                 with complaints.taken():
-                    refuse(f"must be {what} (got {_shown(value)})", path=path + json_path(keyword))
+                    refuse(f"must be {what} (got {shown(value)})", path=path + json_path(keyword))
         if "x-guidance" in inner:
             with complaints.taken():
                 refuse("is not a JSON schema keyword", path=f"{path}['x-guidance']")
@@ -160,12 +160,13 @@ def check_values(schema: Schema, places: Places, complaints: Complaints) -> None
             if not isinstance(child, dict | bool):
                 with complaints.taken():
                     refuse(
-                        f"must be an object or a boolean (got {_shown(child)})",
+                        f"must be an object or a boolean (got {shown(child)})",
                         path=path + path_of(below)[1:],
                     )
 
 
-def _shown(value: JsonValue) -> str:
+def shown(value: JsonValue) -> str:
+    """Write a value for a refusal, which has no room for a long one."""
     text = json.dumps(value, ensure_ascii=False)[: 4 * _MAX_SHOWN]
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 

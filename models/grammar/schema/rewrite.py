@@ -16,6 +16,8 @@ from urllib.parse import unquote
 from models.grammar.limits import JsonValue, Schema, json_path, refuse
 from models.grammar.patterns.tree import Node
 from models.grammar.schema.complaints import Complaints
+from models.grammar.schema.numbers import MAX_DIGITS, is_exact
+from models.grammar.schema.parse import shown
 from models.grammar.schema.pattern import UNWRITABLE, at_path
 from models.grammar.schema.places import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Places, walk
 
@@ -26,6 +28,7 @@ FORMATS = (
 )
 _NUMBER_FORMATS = ("int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double")
 _MAX_NAME = 100  # characters of a pattern that a path shows
+_ROUNDED = f"would be rounded; use a whole number up to 2^53, or at most {MAX_DIGITS} digits"
 _UNWRITABLE = re.compile("[" + "".join(f"\\x{a:02x}-\\x{b:02x}" for a, b in UNWRITABLE) + "]")
 
 
@@ -126,23 +129,20 @@ def _check_reference(path: str, inner: Schema) -> None:
 
 def _check_literals(path: str, inner: Schema) -> None:
     for keyword in ("const", "enum"):
-        found = _unwritable(inner.get(keyword))
-        if found is not None:
-            refuse(
-                f"the control character U+{ord(found):04X} in a text is not supported",
-                path=f"{path}.{keyword}",
-            )
+        if reason := _unwritable(inner.get(keyword)):
+            refuse(reason, path=f"{path}.{keyword}")
 
 
-def _unwritable(value: JsonValue) -> str | None:
-    """Return the first character in `value`'s texts that only a numbered escape can write."""
+def _unwritable(value: JsonValue) -> str:
+    """Return why a part of `value` cannot be written as it is; empty: it can."""
     if isinstance(value, str):
         found = _UNWRITABLE.search(value)
-        return found[0] if found else None
+        name = f"U+{ord(found[0]):04X}" if found else ""
+        return name and f"the control character {name} in a text is not supported"
+    if isinstance(value, int | float):
+        return "" if is_exact(value) else f"{shown(value)} {_ROUNDED}"
     children = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(children, list):
-        return None
-    return next(filter(None, map(_unwritable, children)), None)
+    return next(filter(None, map(_unwritable, children or ())), "")
 
 
 def _check_min_properties(path: str, inner: Schema) -> None:

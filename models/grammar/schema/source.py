@@ -20,6 +20,7 @@ from models.grammar.patterns.tree import Chars, walk
 from models.grammar.regex import simplified, spelt_node
 from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.drafts import modernise
+from models.grammar.schema.endless import check_ends
 from models.grammar.schema.keywords import UNENFORCED, expand
 from models.grammar.schema.numbers import fit_bounds
 from models.grammar.schema.parse import check_limits, check_values, parse_json
@@ -45,6 +46,8 @@ _COMPLAINTS = (
     (r"patternProperty regexes", "patternProperties"),
 )
 _UNKNOWN = re.compile(r'Unimplemented keys: \["([^"]+)"')
+NO_TEXT = "no text obeys it"
+_NOTHING_FITS = "NoExtensionBias"  # the compiler's name for a first mask without a token
 _FUEL_IS_SPENT = "too many expressions constructed"
 
 
@@ -159,6 +162,7 @@ def rewritten_source(
     modernise(schema, places, is_loose=is_loose)
     check_values(schema, places, complaints)
     check_limits(schema, limits, places, complaints)
+    check_ends(schema, places, complaints)
     if complaints.found:  # the rest relies on right values
         return SchemaSource("", schema, {}, places, complaints)
     fit_bounds(schema, places, complaints)
@@ -218,4 +222,5 @@ def _is_space(low: int, high: int) -> bool:
 def one_line(complaint: str) -> str:
     """Return llguidance's complaint without its state dump and with its lines joined."""
     lines = [line.strip() for line in complaint.replace("<non-verbose/>", "").splitlines()]
-    return " ".join(line for line in lines if line)
+    joined = " ".join(line for line in lines if line)
+    return NO_TEXT if joined == _NOTHING_FITS else joined

@@ -161,8 +161,7 @@ def test_asking_leaves_the_state_as_it_was(cutter: Vocabulary) -> None:
 
 def test_what_is_forced_without_an_end_is_cut(vocabulary: Vocabulary) -> None:
     """The walk ends where the matcher's limit on its work is."""
-    node = object_of(next={"$ref": "#/$defs/node"})
-    endless = {"$defs": {"node": node}, "$ref": "#/$defs/node"}
-    state = vocabulary.compiler().compile(json_schema(endless)).start()
-    text = vocabulary.encode('{"next": ' * PLENTY)
+    endless = Grammar(kind="lark", text='start: "the cat " start')
+    state = vocabulary.compiler().compile(endless).start()
+    text = vocabulary.encode("the cat " * PLENTY)
     assert state.forced([], PLENTY) == Forced(text[:PLENTY], PLENTY)

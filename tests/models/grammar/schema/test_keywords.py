@@ -83,6 +83,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "maxItems": 2,
         "uniqueItems": True,
     },
+    "unique of equal ones": {
+        "type": "array",
+        "items": {"enum": [1, 1.0, 2]},
+        "uniqueItems": True,
+    },
     "unique of one": {
         "type": "array",
         "items": {"type": "boolean"},

@@ -59,6 +59,7 @@ OPEN: dict[str, dict[str, Any]] = {
         "maxItems": 2,
     },
 }
+CHAIN = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
 NAMES = ["admin", "a/b", "n\nl", "\u00e9", 'a"b', "a\\b", "\x01", "ab", "in", "b", "x", ""]
 VALUES = ["true", "false", "1", "3", '"s"', "null", "{}", '{"admin": true}', "[]"]
 
@@ -141,6 +142,16 @@ def test_walks_towards_a_second_spelling_end_in_valid_texts(
         ({"minProperties": 2, "additionalProperties": False, "patternProperties": {"a": {}}}, "1"),
         ({"const": "a\x01"}, "$.const: the control character U+0001"),
         ({"enum": [1, {"a": ["\x7f"]}]}, "$.enum: the control character U+007F"),
+        ({"enum": [2**53 + 1]}, "$.enum: 9007199254740993 would be rounded"),
+        ({"const": {"a": [-(2.0**63)]}}, "$.const: -9.223372036854776e+18 would be"),
+        ({"const": 10**400}, "0... would be rounded"),
+        ({"$ref": "#", "$id": "http://a/b"}, "$.$ref: every value would hold itself"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "$.items.$ref: every value"),
+        (
+            {"anyOf": [CHAIN, {"allOf": [{"$ref": "#"}]}]},
+            "$.anyOf[1].allOf[0].$ref: every value would hold itself",
+        ),
+        ({"$ref": "#a", "$defs": {"b": {"$anchor": "a", "$ref": "#a"}}}, "no text obeys it"),
         ({"$ref": "#/examples/0", "examples": [{}]}, "$.$ref: '#/examples/0' does not lead"),
         ({"items": {"$ref": "#/properties"}, "properties": {}}, "does not lead to a schema"),
         ({"$ref": "#/const/a", "const": {"a": {}}}, "does not lead to a schema"),
@@ -161,6 +172,8 @@ def test_what_cannot_be_held_is_refused(
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}},
         {"properties": {"a": {"type": "null"}}, "anyOf": [{"$ref": "#/properties/a"}]},
         {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/anyOf/0"}}]},
+        {"anyOf": [CHAIN, {"type": "null"}]},
+        {"enum": [2**62, 1e22, 0.1]},
         {"minProperties": 1},
         {"minProperties": 3, "required": ["a", "b"], "type": "object"},
         {"multipleOf": 0.01},
