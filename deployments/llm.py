@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -108,7 +108,7 @@ class LLM:
         **engine: Any,
     ) -> None:
         tree = _tree(target, draft, engine, speculation)
-        tree["router"] = _ROUTER | tree["router"] | dict(router or {})
+        tree["router"] = _layered(_layered(_ROUTER, tree["router"]), router or {})
         tree["constraint"] = dict(constraint or {})
         self.config = local_config(tree)
         began_s = time.monotonic()
@@ -151,15 +151,17 @@ class LLM:
             ServingError: a generation failed; the others are ended.
             RuntimeError: it was closed.
         """
-        listed = [_plain(prompt) for prompt in _listed(prompts)]
+        listed = _listed(prompts)
         jobs = []
-        for index, (prompt, params) in enumerate(_paired(listed, sampling_params, "prompts")):
+        texts = []
+        for index, (given, params) in enumerate(_paired(listed, sampling_params, "prompts")):
             with _naming("prompts", index, len(listed)):
+                prompt = _plain(given)
                 jobs.append(
                     completion_job(params.completion(self._model.name, prompt), self._model)
                 )
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return self._answered(jobs, texts, use_tqdm)
+            texts.append(prompt if isinstance(prompt, str) else None)
+        return self._answered("prompts", jobs, texts, use_tqdm)
 
     def chat(
         self,
@@ -183,6 +185,10 @@ class LLM:
         Raises:
             InvalidRequest, ServingError: see `generate`.
         """
+        if not _is_list(messages):
+            raise wrong_field(
+                "messages", f"a conversation is a list of dicts (got {type(messages).__name__})"
+            )
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         listed: Sequence[Any] = [messages] if is_one else messages
         jobs = []
@@ -191,7 +197,7 @@ class LLM:
                 jobs.append(chat_job(params.chat(self._model.name, one, fields), self._model))
         decode = self._model.tokenizer.decode
         texts = [decode(job.requests[0].prompt_ids) for job in jobs]
-        return self._answered(jobs, texts, use_tqdm)
+        return self._answered("messages", jobs, texts, use_tqdm)
 
     def loads(self) -> dict[str, EngineLoad]:
         """Return the load of the engines, by `target` and `draft`."""
@@ -215,13 +221,14 @@ class LLM:
         self.close()
 
     def _answered(
-        self, jobs: Sequence[Job], prompts: Sequence[str | None], use_tqdm: bool
+        self, name: str, jobs: Sequence[Job], prompts: Sequence[str | None], use_tqdm: bool
     ) -> list[RequestOutput]:
         if not self._end.alive:
             raise RuntimeError("this LLM is closed")
-        with tqdm(total=len(jobs), desc="prompts", dynamic_ncols=True, disable=not use_tqdm) as bar:
+        total = sum(len(job.requests) for job in jobs)
+        with tqdm(total=total, desc="answers", dynamic_ncols=True, disable=not use_tqdm) as bar:
             try:
-                answers = self._thread.run(self._all(jobs, bar.update))
+                answers = self._thread.run(self._all(name, jobs, bar.update))
             except CancelledError:
                 raise RuntimeError("this LLM was closed") from None
         return [
@@ -229,7 +236,9 @@ class LLM:
             for prompt, of_prompt in zip(prompts, answers, strict=True)
         ]
 
-    async def _all(self, jobs: Sequence[Job], count: Callable[[], object]) -> list[list[Answer]]:
+    async def _all(
+        self, name: str, jobs: Sequence[Job], count: Callable[[], object]
+    ) -> list[list[Answer]]:
         """Answer all jobs, in their order as far as there is room; the first error ends all."""
         answers = [
             [Answer(request, job.writer.head.choice_texts) for request in job.requests]
@@ -237,27 +246,31 @@ class LLM:
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for job, of_job in zip(jobs, answers, strict=True):
-                    for answer in of_job:
+                for index, job in enumerate(jobs):
+                    naming = partial(_naming, name, index, len(jobs))
+                    for answer in answers[index]:
                         await self._room.enter(answer.request)
-                        task = tasks.create_task(self._one(job, of_job, answer, count))
+                        task = tasks.create_task(self._one(job, answer, count, naming))
                         task.add_done_callback(partial(self._leave, answer.request))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return answers
 
     async def _one(
-        self, job: Job, of_job: Sequence[Answer], answer: Answer, count: Callable[[], object]
+        self,
+        job: Job,
+        answer: Answer,
+        count: Callable[[], object],
+        naming: Callable[[], AbstractContextManager[None]],
     ) -> None:
         request = answer.request
         detokenizer = self._model.tokenizer.detokenizer(job.after(request), job.shown_ids)
         items = self._generator.generate(request, detokenizer)
-        with naming_field(*job.grammar_fields):
+        with naming(), naming_field(*job.grammar_fields):
             async with aclosing(items):
                 async for item in items:
                     answer.add(naming_loosened(item, job.grammar_fields))
-        if all(one.end is not None for one in of_job):
-            count()
+        count()
 
     def _leave(self, request: GenerationRequest, _: asyncio.Task[None]) -> None:
         """Give back the room of a task, which may have been cancelled before its first step."""
@@ -306,18 +319,48 @@ def _section(choice: ModelChoice) -> dict[str, Any]:
     return dict(choice) if isinstance(choice, Mapping) else {"model_path": str(choice)}
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    is_one = isinstance(prompts, str | Mapping) or (
+def _layered(base: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with further fields; those of a section leave its others as they are."""
+    sections = {
+        key: _layered(base[key], value)
+        for key, value in fields.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
+    return {**base, **fields, **sections}
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _listed(prompts: Any) -> list[Any]:
+    is_one = not _is_list(prompts) or (
         bool(prompts) and all(isinstance(item, int) for item in prompts)
     )
     return [prompts] if is_one else list(prompts)
 
 
-def _plain(prompt: Any) -> Any:
-    """Return a text or token ids; the schema refuses any other value."""
+def _plain(prompt: Any) -> str | list[int]:
+    """Return a text or token ids.
+
+    Raises:
+        InvalidRequest: it is neither, nor a dict with one of them and no other keys.
+    """
+    found = prompt
     if isinstance(prompt, Mapping):
-        return prompt.get("prompt_token_ids", prompt.get("prompt"))
-    return prompt if isinstance(prompt, str) else list(prompt)
+        for key in set(prompt) - {"prompt", "prompt_token_ids"}:
+            raise wrong_field(str(key), "is no key of a prompt: prompt and prompt_token_ids are")
+        ids = prompt.get("prompt_token_ids")
+        found = prompt.get("prompt") if ids is None else ids
+    if isinstance(found, str):
+        return found
+    if not _is_list(found) or not all(isinstance(item, int) for item in found):
+        raise wrong_field(
+            "prompt",
+            "must be a text, a list of token ids, or a dict with prompt or prompt_token_ids "
+            f"(got {type(found).__name__})",
+        )
+    return list(found)
 
 
 def _paired(
@@ -325,6 +368,8 @@ def _paired(
 ) -> Iterator[tuple[Any, SamplingParams]]:
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(asked)
+    if not _is_list(params) or not all(isinstance(one, SamplingParams) for one in params):
+        raise wrong_field("sampling_params", f"must be SamplingParams (got {params!r:.80})")
     if len(params) != len(asked):
         raise wrong_field(
             "sampling_params",

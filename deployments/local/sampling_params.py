@@ -20,7 +20,9 @@ from deployments.api.schemas.requests import (
 from deployments.api.schemas.strict_fields import wrong_field
 
 _Body = TypeVar("_Body", bound=GenerationFields)
-_NOT_SAMPLING = frozenset({"model", "prompt", "echo", "stream", "stream_options"})
+_NOT_SAMPLING = frozenset(
+    {"model", "prompt", "echo", "stream", "stream_options", "resume_token_ids"}
+)
 _NAMES = tuple(name for name in CompletionRequest.model_fields if name not in _NOT_SAMPLING)
 
 

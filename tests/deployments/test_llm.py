@@ -157,6 +157,7 @@ def test_a_list_is_drawn_from_with_its_probabilities(llm: LLM) -> None:
         ({"speculation": {"details": True}}, "speculation.details"),
         ({"best_of": 3}, "best_of"),
         ({"stream": True}, "stream"),
+        ({"resume_token_ids": [[1]]}, "resume_token_ids"),
         ({"stop": [b"x"]}, "stop"),
         ({"structured_outputs": {"json": int}}, "structured_outputs"),
     ],
@@ -180,7 +181,51 @@ def test_refusals_name_the_prompt_and_the_model_limits(llm: LLM) -> None:
         llm.generate(["a", "b"], [SamplingParams()])
     with pytest.raises(UnsupportedGrammar, match=r"^structured_outputs.json: "):
         llm.generate("a", SamplingParams(structured_outputs={"json": {"type": "nonsense"}}))
+    wrong, few = SamplingParams(structured_outputs={"json": {"type": "x"}}), SamplingParams(n=2)
+    with pytest.raises(UnsupportedGrammar, match=r"^prompts\[1\]: structured_outputs.json: "):
+        llm.generate(["a", "b"], [few, wrong])
     assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "^prompt: must be a text, .* [(]got NoneType[)]"),
+        (["a", None], r"^prompts\[1\]: prompt: must be .* [(]got NoneType[)]"),
+        ([["a", "b"]], "^prompt: must be a text, a list of token ids"),
+        (b"a", "^prompt: must be .* [(]got bytes[)]"),
+        ({"prompt": "a", "multi_modal_data": 1}, "^multi_modal_data: is no key of a prompt"),
+        ({"prompt_token_ids": None}, "^prompt: must be"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        llm.generate(prompts)
+
+
+def test_what_is_no_conversation_or_parameters_is_refused(llm: LLM) -> None:
+    wrong: list[Any] = [3, {"n": 2}, [{"n": 2}]]
+    for value in wrong[:2]:
+        with pytest.raises(InvalidRequest, match=r"^messages: a conversation is a list of dicts"):
+            llm.chat(value)
+    for value in wrong:
+        with pytest.raises(InvalidRequest, match=r"^sampling_params: must be SamplingParams"):
+            llm.generate("a", value)
+
+
+def test_the_bar_counts_each_answer_once(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(STARTS[:2], SamplingParams(n=3, max_tokens=4))
+    assert " 6/6 " in capsys.readouterr().err
+
+
+def test_fields_of_a_section_leave_its_others() -> None:
+    speculation = {"num_speculative_tokens": 3}
+    router = {"speculation": {"draft_ahead": 0}, "timeouts": {"draft_ms": 5}}
+    with LLM("models/demo/draft", max_model_len=64, speculation=speculation, router=router) as made:
+        assert made.config.router.speculation.num_speculative_tokens == 3
+        assert made.config.router.timeouts.draft_ms == 5
+        assert made.config.router.timeouts.first_token_s == 3600
 
 
 VLLM_WORDS: dict[str, dict[str, Any]] = {
