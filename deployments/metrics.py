@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
@@ -15,6 +14,7 @@ from deployments.ingress.loss_metrics import LossMetrics
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
+from models.arguments import output_file
 from router.gains import PlannerStats
 from router.remote.losses import Losses
 
@@ -74,7 +74,7 @@ def _row(metric: Declaration, labels: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page to a file, or to the standard output."""
     parser = argparse.ArgumentParser(prog="python -m deployments.metrics", description=__doc__)
-    parser.add_argument("--output", type=Path, help="a file to write; by default the output")
+    parser.add_argument("--output", type=output_file, help="a file to write; by default the output")
     output = parser.parse_args(argv).output
     if output is None:
         sys.stdout.write(metrics_page())

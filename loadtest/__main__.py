@@ -35,6 +35,8 @@ from loadtest.frame.theory import draw_theory, step_share, theory_lines
 from loadtest.frame.workloads import by_task
 from loadtest.report.record import SAMPLES
 from loadtest.trial.command import ChosenTrial, choose
+from models.arguments import output_file, positive, seconds
+from models.files import naming
 
 _OF_TRIALS: dict[str, Any] = {"config": None, "set": []}  # that no experiment has, and unused
 _OF_BOTH = {"name", "list", "page", "summary", "quick", "output", "url", *_OF_TRIALS}
@@ -96,7 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     if arguments.summary:
-        _print_summary(arguments.summary)
+        try:
+            _print_summary(arguments.summary)
+        except ValueError as error:
+            parser.error(f"--summary: {error}")
         return 0
     if arguments.theory is not None:
         try:
@@ -106,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.name is None:
         parser.error("an experiment is needed, or a trial; --list names them")
+    if arguments.resume and arguments.output is None:
+        parser.error("--resume goes with --output, the record to go on with")
     try:
         chosen = _chosen(arguments)
         keep = partial(_keep, arguments.output, words, vars(arguments), chosen)
@@ -306,12 +313,19 @@ def _print_theory(values: Sequence[float], picture: Path | None) -> None:
 
 
 def _print_summary(paths: Sequence[Path]) -> None:
-    """Print adaptive k next to the best fixed k and to plain decoding, over several records."""
-    rows = [
-        {**row, "workload": f"{record['settings']['pair']}, {row['workload']}"}
-        for record in map(read_result, paths)
-        for row in record[SAMPLES]
-    ]
+    """Print adaptive k next to the best fixed k and to plain decoding, over several records.
+
+    Raises:
+        ValueError: one is no record of an experiment; names it.
+    """
+    rows = []
+    for path in paths:
+        with naming(path):
+            record = read_result(path)
+            pair = record["settings"]["pair"]
+            own = [{**row, "workload": f"{pair}, {row['workload']}"} for row in record[SAMPLES]]
+            summary(own)  # what it cannot sum up is told with the file's name
+            rows += own
     print(*summary(rows), sep="\n")
 
 
@@ -348,14 +362,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--stage", nargs="+", choices=("engine", "link", "http"), help="where")
     add("--workload", nargs="+", help="some of its workloads")
     add("--way", nargs="+", help="some of its ways")
-    add("--batch", nargs="+", type=int, help="requests at a time")
-    add("--tokens", type=int, help="of each answer, at most")
-    add("--count", type=int, help="requests of a run for each place")
-    add("--run-s", type=float, help="a run has requests for so long; 0: --count decides")
-    add("--repeats", type=int, help="turns")
-    add("--warm-s", type=float, help="seconds that a way which learns runs before it counts")
+    add("--batch", nargs="+", type=positive, help="requests at a time")
+    add("--tokens", type=positive, help="of each answer, at most")
+    add("--count", type=positive, help="requests of a run for each place")
+    add("--run-s", type=seconds, help="a run has requests for so long; 0: --count decides")
+    add("--repeats", type=positive, help="turns")
+    add("--warm-s", type=seconds, help="seconds that a way which learns runs before it counts")
     add("--device", default=_USUAL["device"], help="torch device of all models: cpu, cuda")
-    add("--threads", type=int, default=_USUAL["threads"], help="of torch, for each model")
+    add("--threads", type=positive, default=_USUAL["threads"], help="of torch, for each model")
     add("--dtype", default=_USUAL["dtype"], choices=("bfloat16", "float32"))
     llama.add_options(add)
     add("--resume", action="store_true", help="go on with --output where it was cut")
@@ -363,7 +377,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--set", **extended, metavar="NAME=VALUE", help="terms of a trial")
     add("--config", type=Path, help="a Serve config file for a trial, in place of its own")
     add("--url", action="append", help="of a service that runs, if NAME can ask one")
-    add("--output", type=Path, help="JSON file for the record; a picture goes next to it")
+    add("--output", type=output_file, help="JSON file for the record; a picture goes next to it")
     return parser
 
 

@@ -29,6 +29,7 @@ from deployments.config.keys import assignments
 from deployments.config.reference import keys_page
 from deployments.config.serve_file import ServeFile, one_line, read_serve_file, read_serve_text
 from deployments.config.vllm.command import add_words, asked_words, serve_page
+from models.arguments import output_file
 
 
 def look_at(address: str) -> tuple[Cluster, Callable[[], None]]:
@@ -134,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         "local: this machine alone",
     )
     parser.add_argument("--keys", action="store_true", help="print the page of all keys instead")
-    parser.add_argument("--output", type=Path, help="write the changed file here, for `serve run`")
+    parser.add_argument(
+        "--output", type=output_file, help="write the changed file here, for `serve run`"
+    )
     add_words(parser)
     return parser
 

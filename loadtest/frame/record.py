@@ -13,6 +13,7 @@ from typing import Any
 from loadtest.frame.claims import Claim
 from loadtest.frame.experiment import Result
 from loadtest.report.record import SAMPLES, head, write_json
+from models.files import read_json
 
 
 def write_result(
@@ -43,7 +44,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is no record of an experiment.
     """
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     for name in ("question", "command", "machine", "settings", SAMPLES, "claims", "problems"):
         if name not in content:
             raise ValueError(f"{path.name} is no record of an experiment: {name} is missing")

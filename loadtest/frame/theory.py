@@ -23,6 +23,7 @@ from operator import mul
 from pathlib import Path
 
 HIGHEST_K = 16  # that the calculator looks for the best k up to
+_MOST_K = 1000  # the table has a line for each
 _DRAWN_KS = (2, 4, 6, 8, 10)
 
 
@@ -70,13 +71,13 @@ def theory_lines(acceptance: float, cost: float, k: int) -> Iterator[str]:
     """Yield the calculator's lines; `cost` is draft over target, or above 1 target over draft.
 
     Raises:
-        ValueError: a is not within 0 to 1, c is negative, or k is.
+        ValueError: a is not within 0 to 1, c is negative, or k is that or huge.
     """
     cost_ratio = step_share(cost)
     if not 0.0 <= acceptance <= 1.0:
         raise ValueError(f"a must be within 0 to 1, got {acceptance:g}")
-    if k < 0:
-        raise ValueError(f"k must be at least 0, got {k}")
+    if not 0 <= k <= _MOST_K:
+        raise ValueError(f"k must be within 0 to {_MOST_K}, got {k}")
     tokens = constant_tokens(acceptance, k)
     best = best_length(acceptance, cost_ratio, max(HIGHEST_K, k))
     yield _cost_in_words(cost)

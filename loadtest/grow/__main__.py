@@ -48,6 +48,7 @@ from loadtest.grow.noise_fit import (
 from loadtest.grow.pair_texts import Text, draw_texts
 from loadtest.grow.presets import PRESETS, SHARED_TARGET, SHIPPED
 from loadtest.grow.source import ModelSize, Source, check_size
+from models.arguments import positive
 from models.demo.data.mixture import KINDS
 
 _FLAGS = {
@@ -269,13 +270,6 @@ def _measure(target_path: Path, draft_path: Path, texts: list[Text], dtype: str)
     return agreement
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.grow",
@@ -289,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     for prefix, model in (("--", "target"), ("--draft-", "draft")):
         for flag, name in _FLAGS.items():
             parser.add_argument(
-                prefix + flag.replace("_", "-"), type=_positive, help=f"{name} of the {model}"
+                prefix + flag.replace("_", "-"), type=positive, help=f"{name} of the {model}"
             )
     parser.add_argument(
         "--acceptance", type=float, help="greedy agreement of the pair, above 0 to 1; 0.8"
@@ -311,10 +305,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="compare logits with the source's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--threads", type=_positive, default=1, help="more pay for large sources and targets only"
+        "--threads", type=positive, default=1, help="more pay for large sources and targets only"
     )
-    parser.add_argument("--texts", type=_positive, default=64, help="prompts of the fit")
-    parser.add_argument("--tokens", type=_positive, default=96, help="most tokens of a text")
+    parser.add_argument("--texts", type=positive, default=64, help="prompts of the fit")
+    parser.add_argument("--tokens", type=positive, default=96, help="most tokens of a text")
     return parser
 
 

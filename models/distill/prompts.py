@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from models.arguments import output_file, positive
+
 _STORIES, _PROBLEMS = "asp_pb_stories_ccby.jsonl", "gsm8k_train_sample.jsonl"
 _MAX_PASSAGE_CHARS = 700
 
@@ -44,11 +46,11 @@ class _Words(NamedTuple):
 def main() -> None:
     """Run it from the command line."""
     parser = argparse.ArgumentParser(description="Write prompts to distil on.")
-    parser.add_argument("--count", type=int, default=4000)
+    parser.add_argument("--count", type=positive, default=4000)
     parser.add_argument("--corpus", type=Path, help="folder with word problems and stories")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--answered", type=Path, help="file for the corpus's own answers")
+    parser.add_argument("--output", type=output_file, required=True)
+    parser.add_argument("--answered", type=output_file, help="file for the corpus's own answers")
     arguments = parser.parse_args()
     words = _Words(_LISTS | _TEMPLATES["words"], *_outside(arguments.corpus))
     prompts = make_prompts(words, arguments.count, arguments.seed)
@@ -58,7 +60,6 @@ def main() -> None:
 
 
 def _write(path: Path, chats: Iterable[list[dict[str, str]]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
 
 
@@ -152,7 +153,8 @@ def _outside(corpus: Path | None) -> tuple[list[str], list[str]]:
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line.strip()]
 
 
 if __name__ == "__main__":

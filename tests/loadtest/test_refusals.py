@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deployments import metrics
+from deployments.config import __main__ as config
 from loadtest import __main__ as loadtest
 from loadtest.gpu_day import __main__ as gpu_day
 from loadtest.grow import __main__ as grow
@@ -23,6 +25,16 @@ REFUSALS: list[tuple[Callable[[Sequence[str]], object], str, str]] = [
     (loadtest.main, "forced --pair nowhere", "pair 'nowhere': target/config.json is missing"),
     (loadtest.main, "forced --pair x=tests", "pair 'x=tests': target/config.json is missing"),
     (loadtest.main, "study --prompts {folder}/none.jsonl", "cannot be read"),
+    # numbers that mean no run, and files that are no records or cannot be written
+    (loadtest.main, "forced --batch 0", "--batch: must be a whole number of at least 1, got '0'"),
+    (loadtest.main, "forced --repeats 0", "--repeats: must be a whole number of at least 1"),
+    (loadtest.main, "forced --tokens -1", "--tokens: must be a whole number of at least 1"),
+    (loadtest.main, "forced --warm-s nan", "--warm-s: must be a number of at least 0, got 'nan'"),
+    (loadtest.main, "--summary {folder}/none.json", "none.json: No such file or directory"),
+    (loadtest.main, "--summary tests/cases/tools/zod.json", "zod.json is no record"),
+    (loadtest.main, "forced --output {folder}", "it is a folder"),
+    (metrics.main, "--output {folder}/target.gguf/x", "cannot write"),
+    (config.main, "--keys --output {folder}", "argument --output: cannot write"),
     # options of another kind of command
     (loadtest.main, "quantized-passes --prompts demo", "quantized-passes asks for no prompts"),
     (loadtest.main, "forced --url http://x", "--url: forced asks at most one service"),
@@ -41,7 +53,8 @@ REFUSALS: list[tuple[Callable[[Sequence[str]], object], str, str]] = [
     (loadtest.main, "--theory 0.8 nan 5", "c must be a number of at least 0, got nan"),
     (loadtest.main, "--theory 0.8 inf 5", "c must be a number of at least 0, got inf"),
     (loadtest.main, "--theory 0.8 0.1 2.5", "k must be a whole number, got 2.5"),
-    (loadtest.main, "--theory 0.8 0.1 -1", "k must be at least 0, got -1"),
+    (loadtest.main, "--theory 0.8 0.1 -1", "k must be within 0 to 1000, got -1"),
+    (loadtest.main, "--theory 0.8 0.1 1e9", "k must be within 0 to 1000, got 1000000000"),
     # llama.cpp
     (
         loadtest.main,
@@ -62,7 +75,7 @@ REFUSALS: list[tuple[Callable[[Sequence[str]], object], str, str]] = [
     # pairs that are grown
     (grow.main, "--layers 4", "num_hidden_layers must be at least the source's 8, got 4"),
     (grow.main, "--draft-heads 5", "hidden_size must be a multiple of num_attention_heads (5)"),
-    (grow.main, "--layers 0", "argument --layers: must be at least 1, got 0"),
+    (grow.main, "--layers 0", "argument --layers: must be a whole number of at least 1, got '0'"),
     (grow.main, "--acceptance 2", "acceptance must be above 0 and at most 1, got 2.0"),
     (grow.main, "--source nowhere", "source 'nowhere' is not a directory"),
     (

@@ -25,7 +25,9 @@ def read_picture_books(corpus: Path, held_out: bool) -> list[Story]:
     if not path.exists():
         return []
     stories = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):  # a text may have U+2028
+        if not line.strip():
+            continue
         entry = json.loads(line)
         text = _tidy(entry["text"])
         if len(text) > 100 and _is_held_out(text) == held_out:

@@ -52,6 +52,9 @@ def test_a_run_that_was_cut_goes_on_with_the_same_settings_only(
     words = ["first-token", "--quick", "--threads", "1", "--output", str(output)]
     assert main(words) == 0
     before = json.loads(output.read_text())["samples"]
+    with pytest.raises(SystemExit):
+        main([*words[:-2], "--resume"])
+    assert "--resume goes with --output" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 0
     assert json.loads(output.read_text())["samples"] == before
     with pytest.raises(SystemExit):

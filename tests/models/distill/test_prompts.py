@@ -10,7 +10,7 @@ import pytest
 
 from models.distill.prompts import main
 
-STORY = {"title": "The kite", "text": "Mia lost her kite. A crow brought it back."}
+STORY = {"title": "The kite", "text": "Mia lost her kite.\u2028A crow brought it back."}
 PROBLEM = {"question": "Tom has 3 + 4 pens. How many?", "answer": "3 + 4 = <<3+4=7>>7 pens."}
 
 
@@ -25,7 +25,8 @@ def lines(path: Path) -> list[list[dict[str, Any]]]:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    (tmp_path / "asp_pb_stories_ccby.jsonl").write_text(json.dumps(STORY) + "\n")
+    story = json.dumps(STORY, ensure_ascii=False)
+    (tmp_path / "asp_pb_stories_ccby.jsonl").write_text(story + "\n\n")
     (tmp_path / "gsm8k_train_sample.jsonl").write_text(json.dumps(PROBLEM) + "\n")
     return tmp_path
 
@@ -58,6 +59,14 @@ def test_a_corpus_brings_its_texts_and_its_own_answers(
     assert STORY["title"] in story[0]["content"]
     assert story[1] == {"role": "assistant", "content": STORY["text"]}
     assert [chat[0]["role"] for chat in (problem, story)] == ["user", "user"]
+
+
+def test_a_file_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--output", tmp_path / "out", "--answered", tmp_path)
+    assert f"--answered: cannot write {tmp_path}: it is a folder" in capsys.readouterr().err
 
 
 def test_more_than_the_templates_have_is_refused(

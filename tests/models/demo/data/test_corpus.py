@@ -18,8 +18,9 @@ def test_stories_are_read_tidied_and_split(tmp_path: Path) -> None:
 
 
 def test_titles_are_read(tmp_path: Path) -> None:
-    lines = [json.dumps({"title": f"T{i}", "text": f"{i} " + "y" * 120}) for i in range(40)]
-    (tmp_path / "asp_pb_stories_ccby.jsonl").write_text("\n".join(lines))
+    stories = [{"title": f"T{i}", "text": f"{i}\u2028{'y' * 120}"} for i in range(40)]
+    lines = [json.dumps(story, ensure_ascii=False) for story in stories]
+    (tmp_path / "asp_pb_stories_ccby.jsonl").write_text("\n".join(lines) + "\n\n")
     trained = read_picture_books(tmp_path, held_out=False)
     assert {story.title for story in trained} <= {f"T{i}" for i in range(40)}
     assert Mixture.load(tmp_path).harder == trained
