@@ -1,5 +1,5 @@
-"""Makes the demo pair: `python -m models.demo.train --corpus DIR` (or `--generated-only`, with no
-outside text).
+"""Makes the demo pair: `python -m models.demo.train --corpus DIR --out OUT`
+(or `--generated-only`, with no outside text, in place of `--corpus`).
 
 Trains the tokenizer, then the target, then distils the draft, and writes both folders and the loss
 curve. A run that was stopped goes on with `--resume`. Seeds are fixed; threads and hardware still
@@ -192,13 +192,16 @@ def distil_draft(
     )
 
 
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train the demo pair.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--corpus", type=Path, help="folder of stories and word lists")
     source.add_argument("--generated-only", action="store_true", help="use no outside text")
     parser.add_argument(
-        "--out", type=Path, default=Path("models/demo"), help="where target/ and draft/ go"
+        "--out",
+        type=Path,
+        required=True,  # by default it would replace the shipped pair
+        help="where target/ and draft/ go; models/demo has the shipped pair",
     )
     parser.add_argument(
         "--work", type=Path, default=Path("build/demo"), help="where the state to resume from goes"
@@ -236,12 +239,17 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--no-compile", action="store_true", help="for few steps on a busy machine")
     parser.add_argument("--resume", action="store_true", help="go on from the state under --work")
-    return parser.parse_args()
+    return parser
 
 
 def main() -> None:
     """Run the whole training from the command line."""
-    arguments = _arguments()
+    parser = _parser()
+    arguments = parser.parse_args()
+    try:
+        mixture = Mixture.load(arguments.corpus, task=arguments.task)
+    except ValueError as error:
+        parser.error(f"--corpus: {error}")
     keep_freed_memory()
     torch.set_num_threads(arguments.threads)
     shape = arguments.draft_shape
@@ -264,7 +272,7 @@ def main() -> None:
         target_lr=arguments.target_lr,
         draft_lr=arguments.draft_lr,
     )
-    make_pair(plan, Mixture.load(arguments.corpus, task=arguments.task))
+    make_pair(plan, mixture)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from pathlib import Path
 from models.demo.data.stories import Story
 from models.demo.data.words import HELD_OUT_MODULUS
 
+SIMPLE_STORIES, PICTURE_BOOKS = "tinystories_subset.txt", "asp_pb_stories_ccby.jsonl"
+
 
 def read_simple_stories(corpus: Path, held_out: bool) -> list[Story]:
     """Return one side of the split of `tinystories_subset.txt`; empty where it is missing."""
-    path = corpus / "tinystories_subset.txt"
+    path = corpus / SIMPLE_STORIES
     if not path.exists():
         return []
     pieces = (_tidy(piece) for piece in path.read_text(encoding="utf-8").split("<|endoftext|>"))
@@ -21,7 +23,7 @@ def read_simple_stories(corpus: Path, held_out: bool) -> list[Story]:
 
 def read_picture_books(corpus: Path, held_out: bool) -> list[Story]:
     """Return one side of the split of `asp_pb_stories_ccby.jsonl`; empty where it is missing."""
-    path = corpus / "asp_pb_stories_ccby.jsonl"
+    path = corpus / PICTURE_BOOKS
     if not path.exists():
         return []
     stories = []

@@ -15,13 +15,18 @@ from transformers import PreTrainedTokenizerFast
 from models.demo.data.chat import Conversation
 from models.demo.data.code import make_code
 from models.demo.data.concepts import MEAN_TOKENS, make_concept_task
-from models.demo.data.corpus import read_picture_books, read_simple_stories
+from models.demo.data.corpus import (
+    PICTURE_BOOKS,
+    SIMPLE_STORIES,
+    read_picture_books,
+    read_simple_stories,
+)
 from models.demo.data.extraction import make_extraction, make_record_task
 from models.demo.data.refusals import make_refusal
 from models.demo.data.stories import Story, make_story
 from models.demo.data.tasks import make_date_task, make_short_task
 from models.demo.data.tool_calls import make_tool_call, make_unneeded_tools
-from models.demo.data.words import Pools, load_pools
+from models.demo.data.words import WORD_LISTS, Pools, load_pools
 from models.distill.batches import Batch
 
 PROMPT_WEIGHT = 0.05  # loss weight of tokens that a user would write
@@ -59,7 +64,13 @@ class Mixture:
         """Read the pools and stories; `corpus` None means generated text alone.
 
         `task` is a key of `TASKS`; it decides the shares.
+
+        Raises:
+            ValueError: the folder `corpus` has none of the files that are read.
         """
+        names = (WORD_LISTS, SIMPLE_STORIES, PICTURE_BOOKS)
+        if corpus is not None and not any((corpus / name).exists() for name in names):
+            raise ValueError(f"{corpus} has none of {', '.join(names)}")
         pools = load_pools(corpus, held_out)
         stories = [] if corpus is None else read_simple_stories(corpus, held_out)
         harder = [] if corpus is None else read_picture_books(corpus, held_out)

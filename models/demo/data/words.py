@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+WORD_LISTS = "cc0_word_lists"  # folder of a corpus
 HELD_OUT_MODULUS = 10  # one word in ten is kept for evaluation
 
 _LISTS = json.loads((Path(__file__).parents[1] / "word_lists.json").read_text(encoding="utf-8"))
@@ -103,7 +104,7 @@ def load_pools(corpus: Path | None, held_out: bool) -> Pools:
 def _read_lists(corpus: Path, names: tuple[str, ...]) -> list[str]:
     found: list[str] = []
     for name in names:
-        path = corpus / "cc0_word_lists" / name
+        path = corpus / WORD_LISTS / name
         if path.exists():
             found.extend(_strings(json.loads(path.read_text(encoding="utf-8"))))
     return found

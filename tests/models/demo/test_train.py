@@ -57,10 +57,26 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_source_of_text_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train"])
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--out {0}/out", "one of the arguments --corpus --generated-only is required"),
+        ("--generated-only", "the following arguments are required: --out"),
+        ("--corpus {0} --out {0}/out", "--corpus: {0} has none of cc0_word_lists, tinystories"),
+    ],
+)
+def test_text_and_folder_must_be_chosen_before_anything_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(train, "make_pair", None)
+    monkeypatch.setattr(sys, "argv", ["train", *words.format(tmp_path).split()])
     with pytest.raises(SystemExit):
         train.main()
+    assert complaint.format(tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.slow
