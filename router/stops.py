@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from models.text.overlap import overlap
 from router.types import Detokenizer, FinishReason
 
 
@@ -126,20 +127,17 @@ class StopChecker:
             return text, False
         pending = self._held + text
         if self._num_tokens > self._min_tokens:
-            found = [(pending.find(stop), len(stop)) for stop in self._stop if stop in pending]
+            found = [
+                (start, len(stop))
+                for stop in self._stop
+                # One that ends in what was held was complete within `min_tokens`.
+                if (start := pending.find(stop, max(len(self._held) - len(stop) + 1, 0))) >= 0
+            ]
             if found:
                 self._held = ""
                 start, length = min(found)
                 return pending[: start + length * self._includes_stop], True
-        num_held = max(_overlap(pending, stop) for stop in self._stop)
+        num_held = max(overlap(pending, stop) for stop in self._stop)
         split = len(pending) - num_held
         self._held = pending[split:]
         return pending[:split], False
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0

@@ -117,6 +117,9 @@ def _other_shape(shapes: Shapes, name: str) -> PackedShape:
             raise ValueError(f"{name}{part} has the shape {list(shapes[name + part])}, no matrix")
     num_outputs = shapes[name + SCALES][1]
     bits = shapes[name + QZEROS][1] * WORD_BITS // num_outputs
+    if not bits:
+        columns = shapes[name + QZEROS][1]
+        raise ValueError(f"{name}{QZEROS} has {columns} columns, {num_outputs} outputs need more")
     num_rows, num_columns = shapes[name + QWEIGHT]
     is_awq = num_columns != num_outputs
     num_inputs = num_rows if is_awq else num_rows * WORD_BITS // bits

@@ -83,11 +83,13 @@ def complaint(message: EngineQuestion, opened: Open, *, num_input_ids: int, voca
         return reason
     if not message.tokens:
         return "tokens must not be empty"
-    for ids, limit in ((message.tokens, num_input_ids), (draft, vocab_size)):
+    tells_prompt = opened.sampling.num_prompt_logprobs >= 0  # by the logits of its tokens
+    num_ids = min(num_input_ids, vocab_size) if tells_prompt else num_input_ids
+    for ids, limit in ((message.tokens, num_ids), (draft, vocab_size)):
         if ids and (min(ids) < 0 or max(ids) >= limit):
             return f"token ids must be within 0..{limit - 1}, got {min(ids)}..{max(ids)}"
     length = message.base_len + len(message.tokens)
-    is_whole = opened.constraint is not None or opened.sampling.num_prompt_logprobs >= 0
+    is_whole = opened.constraint is not None or tells_prompt
     if is_whole and length < opened.prompt_len:
         return f"the prompt has {opened.prompt_len} tokens, got {length}"
     return ""

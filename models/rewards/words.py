@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from models.rewards.reward import RewardFields, Scored
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")  # a word may have an apostrophe within
+_MAY_GO_ON = re.compile(r"\w['\u2019]?\Z")
 _Word = Annotated[str, Field(min_length=1, max_length=64)]
 _Words = Annotated[list[_Word], Field(max_length=64)]
 _NUM_STEMS = 1 << 12  # remembered: words of a text come again with each of its look-aheads
@@ -31,7 +32,7 @@ def words_of(text: str) -> list[str]:
 def whole_words_of(text: str, is_end: bool) -> list[str]:
     """Return the words of a text without a last one that may go on."""
     words = words_of(text)
-    is_cut = not is_end and words and text[-1:].isalnum()
+    is_cut = not is_end and _MAY_GO_ON.search(text[-2:])
     return words[:-1] if is_cut else words
 
 

@@ -65,7 +65,7 @@ def gumbel_noise_at(
 ) -> Tensor:
     """Return the values of `gumbel_noise` at some tokens of each row only: float32 [R, m]."""
     keys = _row_keys(seeds, positions, domain, token_ids.device)
-    return _gumbel_(keys + (token_ids + 1) * _signed(GOLDEN))
+    return _gumbel_(keys + (token_ids + 1) * signed(GOLDEN))
 
 
 def uniform(seed: int, position: int, domain: int) -> float:
@@ -82,7 +82,7 @@ def stream_keys(
     """Return the keys of the rows' streams: token t has the noise of output t + 1."""
     if len(seeds) < _FEW_ROWS:
         rows = zip(seeds, positions, strict=True)
-        return np.array([_signed(_row_key(*row, domain)) for row in rows], dtype=np.int64)
+        return np.array([signed(_row_key(*row, domain)) for row in rows], dtype=np.int64)
     bases = [_seed_key(seed, domain) for seed in seeds]
     steps = (np.array(positions, dtype=np.uint64) + _ONE) * _STEP
     keys = np.array(bases, dtype=np.uint64) + steps
@@ -127,8 +127,8 @@ def _mix_int(value: int) -> int:
 
 def _mix_(state: Tensor) -> None:
     """Mix in place, on int64 [R, V]; products wrap around, as in two's complement."""
-    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(MIX1))
-    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(MIX2))
+    state.bitwise_xor_(_shift_right(state, 30)).mul_(signed(MIX1))
+    state.bitwise_xor_(_shift_right(state, 27)).mul_(signed(MIX2))
     state.bitwise_xor_(_shift_right(state, 31))
 
 
@@ -137,8 +137,9 @@ def _shift_right(state: Tensor, count: int) -> Tensor:
     return (state >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
-def _signed(value: int) -> int:
-    """Return the int64 with the bit pattern of an unsigned 64-bit value."""
+def signed(value: int) -> int:
+    """Return the int64 with the bit pattern of a value modulo 2^64."""
+    value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -146,4 +147,4 @@ def _signed(value: int) -> int:
 def _token_offsets(vocab_size: int, device: torch.device) -> Tensor:
     """(t + 1) * golden modulo 2^64, int64 [vocab_size]; the same for all rows."""
     steps = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
-    return steps * _signed(GOLDEN)
+    return steps * signed(GOLDEN)

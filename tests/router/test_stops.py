@@ -70,6 +70,10 @@ ENDS: dict[str, tuple[dict[str, Any], list[list[str]], list[tuple[int, str, str]
         *(END | {"min_tokens": 2}, [["a", "EN"], ["D"]]),
         [(2, "a", ""), (1, "", "stop")],
     ),
+    "held for a longer one": (
+        *({"stop": ["ab", "abX"], "min_tokens": 2}, [["a", "b"], ["c", "ab"]]),
+        [(2, "", ""), (2, "abc", "stop")],
+    ),
     "max_tokens within min_tokens": (
         *(END | {"min_tokens": 2, "max_tokens": 2}, [["a", "END"]]),
         [(2, "aEND", "length")],

@@ -24,7 +24,7 @@ from models.cpu.kernels.emit import (
     typed,
 )
 from models.cpu.kernels.lanes import LANES, LN2_HIGH, LN2_LOW, in_lanes
-from models.sampling.noise import GOLDEN, LARGEST_BELOW_ONE, MIX1, MIX2, UNIFORM_BITS
+from models.sampling.noise import GOLDEN, LARGEST_BELOW_ONE, MIX1, MIX2, UNIFORM_BITS, signed
 
 # log(1 + f) = f - f^2 / 2 + f^3 * (polynomial of f) for sqrt(1/2) <= 1 + f < sqrt(2), highest power
 # first: Cephes' logf.
@@ -33,11 +33,6 @@ _LOG_POLYNOMIAL: tuple[float, ...] = (
     *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
 )
 _ROOT_OF_HALF_BITS = 0x3F3504F3
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _log(builder: Builder, x: ir.Value) -> ir.Value:
@@ -62,13 +57,13 @@ def _mixed(builder: Builder, state: ir.Value) -> ir.Value:
     """Emit SplitMix64's output function."""
     for shift, factor in ((30, MIX1), (27, MIX2)):
         state = builder.xor(state, builder.lshr(state, constant(LONGS, shift)))
-        state = builder.mul(state, constant(LONGS, _signed(factor)))
+        state = builder.mul(state, constant(LONGS, signed(factor)))
     return builder.xor(state, builder.lshr(state, constant(LONGS, 31)))
 
 
 def _gumbel(builder: Builder, stream: ir.Value, first: ir.Value) -> ir.Value:
-    start = builder.add(stream, builder.mul(first, ir.Constant(I64, _signed(GOLDEN))))
-    steps = ir.Constant(LONGS, [_signed((lane + 1) * GOLDEN) for lane in range(NUM_LANES)])
+    start = builder.add(stream, builder.mul(first, ir.Constant(I64, signed(GOLDEN))))
+    steps = ir.Constant(LONGS, [signed((lane + 1) * GOLDEN) for lane in range(NUM_LANES)])
     state = _mixed(builder, builder.add(spread(builder, start, LONGS), steps))
     bits = builder.lshr(state, constant(LONGS, 64 - UNIFORM_BITS))
     tail = builder.fadd(builder.sitofp(bits, FLOATS), in_lanes(0.5))

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from models.text.overlap import overlap
 from models.text.tools.grammar import MAX_SPACES
 from models.text.tools.layout import NAME_PATTERN
 from models.text.tools.turn import Turn
@@ -169,7 +170,7 @@ class TurnReader:
             self._is_blank = True
             self._step = self._text if self._turn.begins_free else self._spaces
             return True
-        safe = len(self._held) - _overlap(self._held, end)
+        safe = len(self._held) - overlap(self._held, end)
         safe = len(self._held[:safe].rstrip())
         self._say(Thought, self._held[:safe])
         self._held = self._held[safe:]
@@ -186,7 +187,7 @@ class TurnReader:
             self._held = self._held[found:]
             self._step = self._first_call
             return True
-        safe = self._line_safe(len(self._held) - _overlap(self._held, self._layout.trigger))
+        safe = self._line_safe(len(self._held) - overlap(self._held, self._layout.trigger))
         if safe:
             self._before = self._held[safe - 1]
             self._say(Said, self._held[:safe])
@@ -285,11 +286,3 @@ class _JsonEnd:
         else:
             self._depth += 1 if sign in "{[" else -1
         return self._depth == 0 and sign == "}"
-
-
-def _overlap(text: str, sign: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `sign`."""
-    for length in range(min(len(text), len(sign) - 1), 0, -1):
-        if sign.startswith(text[-length:]):
-            return length
-    return 0

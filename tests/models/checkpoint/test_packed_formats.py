@@ -135,6 +135,9 @@ def test_other_orders_and_zeros_are_refused(original: Path, tmp_path: Path) -> N
     save_file(tensors | {f"{layer}.qzeros": zeros}, file)
     with pytest.raises(ValueError, match=rf"{layer}: 8-bit codes are read with zero at 128 only"):
         load_checkpoint(tiny_config(folder))
+    save_file(tensors | {f"{layer}.qzeros": zeros[:, :1].clone()}, file)
+    with pytest.raises(ValueError, match=rf"{layer}\.qzeros has 1 columns, \d+ outputs need more"):
+        load_checkpoint(tiny_config(folder))
     save_file({k: v for k, v in tensors.items() if k != f"{layer}.scales"}, file)
     with pytest.raises(ValueError, match=rf"{layer}\.qweight is stored without {layer}\.scales"):
         load_checkpoint(tiny_config(folder))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models.engine.logprobs import token_logprobs
+from models.engine.terms import complaint
 from models.protocol.messages import EngineReply, EngineRequest, Sampling, TokenLogprobs, Verdict
 from models.protocol.packed_logprobs import unpack
 from tests.cases.messages import opening, verifying
@@ -292,3 +293,9 @@ def test_terms_and_entries_travel_as_they_are(target_of: TargetOf) -> None:
     assert (
         msgspec.msgpack.decode(msgspec.msgpack.encode(replies), type=list[EngineReply]) == replies
     )
+
+
+def test_tokens_of_a_prompt_without_logits_have_no_logprobs() -> None:
+    for sampling, told in ((OF_PROMPT, "token ids must be within 0..7, got 8..8"), (SEEDED, "")):
+        terms, asked = opening("s", sampling, 1), verifying("s", 1, [8], [])
+        assert complaint(asked, terms, num_input_ids=9, vocab_size=8) == told

@@ -67,6 +67,8 @@ def test_words_count_as_they_are_written() -> None:
 def test_a_last_word_that_may_go_on_is_none_yet() -> None:
     reward = Words(required=["red"], forbidden=["ass"])
     assert reward.score("red", " ass", is_end=False) == Scored(1.0, True)  # "assist" may follow
+    assert reward.score("red", " ass'", is_end=False) == Scored(1.0, True)  # "ass's"
+    assert reward.score("red", " ass_", is_end=False) == Scored(1.0, True)
     assert reward.score("re", "d", is_end=False) == Scored(0.0, False)
     ended = Scored(0.0, False, can_be_met=False)
     assert reward.score("red", " ass.", is_end=False) == ended
