@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from models.arguments import positive
 from models.checkpoint.packed import refuse_groups
 from models.distill.answers import Answer, Sampling, read_answers, read_prompts, write_answers
 from models.distill.batches import Sample, batch_of_step, packed_rows, sample_of
@@ -53,21 +54,26 @@ class _Data(NamedTuple):
 def main() -> None:
     """Run it from the command line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    arguments = _arguments()
+    parser = _parser()
+    arguments = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(arguments.threads)
     known = known_model(arguments.target)
     arguments.target = arguments.target if known is None else str(known.folder)
-    refuse_groups(arguments.target)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-    data = _data(arguments, tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=_dtype())
-    drafted = None
-    if arguments.draft_vocab_size:
-        drafted = frequent_ids(data.learnt, arguments.draft_vocab_size)
-    teacher = Teacher(model.eval().requires_grad_(False), drafted, arguments.cache_mib)
-    student = _student(arguments, teacher, tokenizer)
-    rows = _rows(arguments, data.learnt)
+    try:
+        _refuse_unfit(arguments)
+        refuse_groups(arguments.target)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+        data = _data(arguments, tokenizer)
+        rows, judged_rows = (_rows(arguments, part) for part in data)
+        model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=_dtype())
+        drafted = None
+        if arguments.draft_vocab_size:
+            drafted = frequent_ids(data.learnt, arguments.draft_vocab_size)
+        teacher = Teacher(model.eval().requires_grad_(False), drafted, arguments.cache_mib)
+        student = _student(arguments, teacher, tokenizer)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     count = max(1, arguments.step_tokens // arguments.row_tokens)
     fit(
         student.module,
@@ -80,10 +86,35 @@ def main() -> None:
             on_save=lambda: student.save(arguments.out),
         ),
     )
-    judged = _judged(student, teacher, _rows(arguments, data.held_out))
+    judged = _judged(student, teacher, judged_rows)
     report = _report(arguments, data, judged)
     (arguments.out / "acceptance.json").write_text(json.dumps(report, indent=1) + "\n")
     _log.info("%s", json.dumps(report["acceptance"]))
+
+
+def _refuse_unfit(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together, and make the folders that are written.
+
+    Raises:
+        ValueError: there are some.
+        OSError: a folder cannot be made.
+    """
+    if not Path(arguments.target).is_dir():
+        raise ValueError(f"--target: no such folder: {arguments.target!r}")
+    if arguments.kind == "draft" and arguments.draft_vocab_size:
+        raise ValueError("--draft-vocab-size is of heads; a draft model speaks of all tokens")
+    if arguments.row_tokens < _late(arguments) + 2:
+        least = _late(arguments) + 2
+        raise ValueError(f"--row-tokens must be at least {least}, got {arguments.row_tokens}")
+    if arguments.prompts is not None and arguments.answers[0].is_dir():
+        raise ValueError(f"--answers: {arguments.answers[0]} is a folder; new answers need a file")
+    for folder in (arguments.out, arguments.work):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _late(arguments: argparse.Namespace) -> int:
+    """Return the places at the start of a row that the last guess of a draft is not made for."""
+    return 0 if arguments.kind == "draft" else int(arguments.depth)
 
 
 def _data(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> _Data:
@@ -130,17 +161,19 @@ def _student(
 
 
 def _rows(arguments: argparse.Namespace, answers: list[Answer]) -> list[Sample]:
-    """Rows of the answers' tokens.
+    """Rows of the answers' tokens; those in which a guess has nothing to learn are left out.
 
     Raises:
         ValueError: they do not fill one.
     """
     samples = [sample_of(answer) for answer in answers]
-    if rows := packed_rows(samples, arguments.row_tokens, arguments.seed):
+    packed = packed_rows(samples, arguments.row_tokens, arguments.seed)
+    if rows := [row for row in packed if any(row[1][_late(arguments) + 1 :])]:
         return rows
     total = sum(len(ids) for ids, _ in samples)
     raise ValueError(
-        f"--row-tokens must be at most {total} with these answers, got {arguments.row_tokens}"
+        f"--row-tokens must be less for these answers of {total} tokens, got "
+        f"{arguments.row_tokens}: no row has something to learn"
     )
 
 
@@ -181,7 +214,7 @@ def _report(
     }
 
 
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train a drafter for a target.")
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument(
@@ -198,24 +231,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--work", type=Path, default=Path("build/distill"), help="to resume from")
     parser.add_argument("--loss", choices=LOSSES, default="lk_hybrid")
-    parser.add_argument("--depth", type=int, default=4, help="tokens of the longest draft of heads")
+    parser.add_argument(
+        "--depth", type=positive, default=4, help="tokens of the longest draft of heads"
+    )
     parser.add_argument(
         "--draft-vocab-size", type=int, default=0, help="tokens that heads draft; 0: all"
     )
-    parser.add_argument("--hidden-size", type=int, default=192, help="of a draft model")
-    parser.add_argument("--num-layers", type=int, default=4, help="of a draft model")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--step-tokens", type=int, default=2048)
-    parser.add_argument("--row-tokens", type=int, default=512)
+    parser.add_argument("--hidden-size", type=positive, default=192, help="of a draft model")
+    parser.add_argument("--num-layers", type=positive, default=4, help="of a draft model")
+    parser.add_argument("--steps", type=positive, default=1000)
+    parser.add_argument("--step-tokens", type=positive, default=2048)
+    parser.add_argument("--row-tokens", type=positive, default=512)
     parser.add_argument(
         "--cache-mib", type=int, default=2048, help="memory for states of the target"
     )
     parser.add_argument("--lr", type=float, default=1e-3, help="peak rate")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="of an answer")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer")
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":

@@ -55,12 +55,18 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[list[in
         ValueError: a line is something else; names the line.
     """
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
         try:
             found.append(_prompt_ids(json.loads(line), tokenizer))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, line {number}: wanted messages or prompt: {error}") from None
     return found
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")  # a text may have U+2028
 
 
 def _prompt_ids(asked: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -86,20 +92,25 @@ def read_answers(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Answer]
         return [
             each for one in sorted(path.glob("*.jsonl")) for each in read_answers(one, tokenizer)
         ]
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = _lines(path) if path.exists() else []
     found = []
     for number, line in enumerate(lines, start=1):
         try:
             found.append(_answer(json.loads(line), tokenizer))
         except (ValueError, TypeError, KeyError) as error:
-            if line and number < len(lines):
+            if line.strip() and number < len(lines):
                 raise ValueError(f"{path}, line {number}: wanted an answer: {error}") from None
     return found
 
 
 def _answer(read: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answer:
     if "messages" not in read:
-        return Answer(read["prompt_ids"], read["answer_ids"])
+        ids = Answer(read["prompt_ids"], read["answer_ids"])
+        if not all(
+            isinstance(one, int) and 0 <= one < len(tokenizer) for one in [*ids[0], *ids[1]]
+        ):
+            raise ValueError(f"prompt_ids and answer_ids must be ids below {len(tokenizer)}")
+        return ids
     *asked, reply = read["messages"]
     text = tokenizer(reply["content"], add_special_tokens=False)["input_ids"]
     return Answer(_prompt_ids({"messages": asked}, tokenizer), [*text, tokenizer.eos_token_id])

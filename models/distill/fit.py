@@ -93,6 +93,8 @@ def fit(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         losses = state["losses"]
+    if len(losses) >= schedule.num_steps and saves.on_save is not None:  # nothing is left to do
+        saves.on_save()
     model.train()
     bar = tqdm(
         range(len(losses), schedule.num_steps),

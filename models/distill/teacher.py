@@ -48,11 +48,17 @@ class Teacher:
         draft_ids: [N] the ids that are drafted, in rising order; None: all.
         cache_mib: states of rows that were seen are kept in so much memory: of a small head the
             target's pass is most of a step.
+
+    Raises:
+        ValueError: the model does more to its logits than its output layer.
     """
 
     def __init__(
         self, model: PreTrainedModel, draft_ids: Tensor | None = None, cache_mib: int = 0
     ) -> None:
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            if (value := getattr(model.config, name, None)) not in (None, 1.0):
+                raise ValueError(f"no drafter is trained for a target with {name}, got {value}")
         self.model = model
         self._room = cache_mib << 20
         self._kept: dict[bytes, Tensor] = {}  # by the row's ids

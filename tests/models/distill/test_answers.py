@@ -27,11 +27,12 @@ def written(path: Path, *lines: object) -> Path:
 
 
 def test_prompts_are_encoded_as_requests_are(tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    path = written(tmp_path / "p", {"messages": CHAT}, {"prompt": "One day"})
+    path = written(tmp_path / "p", {"messages": CHAT})
+    path.write_text(f'{path.read_text()}\n{{"prompt": "One\u2028day"}}\n', encoding="utf-8")
     chat, text = read_prompts(path, tokenizer)
     expected = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(chat) == expected
-    assert tokenizer.decode(text) == "One day"
+    assert tokenizer.decode(text) == "One\u2028day"
 
 
 @pytest.mark.parametrize("line", [{"text": "x"}, 3, {"messages": 3}])
@@ -56,9 +57,10 @@ def test_answers_are_ids_or_conversations(tokenizer, tmp_path: Path) -> None:  #
     assert ids == Answer([1, 2], [3])
     whole = tokenizer.apply_chat_template([*CHAT, reply], tokenize=False)
     assert tokenizer.decode(chat.prompt_ids + chat.answer_ids).strip() == whole.strip()
-    written(path, {"question": "x"}, {"prompt_ids": [1], "answer_ids": [2]})
-    with pytest.raises(ValueError, match="line 1: wanted an answer"):
-        read_answers(path, tokenizer)
+    for wrong in ({"question": "x"}, {"prompt_ids": [1], "answer_ids": [4096]}):
+        written(path, wrong, {"prompt_ids": [1], "answer_ids": [2]})
+        with pytest.raises(ValueError, match="line 1: wanted an answer"):
+            read_answers(path, tokenizer)
 
 
 def test_the_target_answers_what_has_no_answer_yet(tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def answers_file(folder: Path, vocab_size: int, count: int = 120) -> Path:
     with path.open("w") as file:
         for number in range(count):
             prompt = [number % vocab_size, number // 7 % vocab_size]
+            if number == 5:  # it fills rows, in which nothing is to be learnt
+                prompt *= 2000
             answer = [rng.randrange(5) + 3 for _ in range(12)]
             file.write(json.dumps({"prompt_ids": prompt, "answer_ids": answer}) + "\n")
     return path
@@ -53,6 +56,8 @@ def test_each_kind_trains_goes_on_and_is_read(
     run(monkeypatch, *said, "--steps", 2)
     run(monkeypatch, *said, "--steps", 4, "--resume")
     assert len(json.loads((tmp_path / f"{kind}.losses.json").read_text())) == 4
+    shutil.rmtree(tmp_path / "out")
+    run(monkeypatch, *said, "--steps", 4, "--resume")  # it is at its end, and writes all again
     report = json.loads((tmp_path / "out" / "acceptance.json").read_text())
     assert report["target_source"] == (None if kind == "draft" else "pypi")
     assert report["answers"] + report["held_out_answers"] == 120
@@ -72,8 +77,30 @@ def test_each_kind_trains_goes_on_and_is_read(
         assert {len(output) for output in weights.outputs} == {4}
 
 
-def test_too_few_answers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = answers_file(tmp_path, 64, count=1)
-    said = ["--kind", "mtp", "--target", TARGET, "--answers", answers, "--out", tmp_path / "out"]
-    with pytest.raises(ValueError, match="some hundreds of answers, got 1"):
-        run(monkeypatch, *said)
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--answers {0}/one.jsonl", "some hundreds of answers, got 1"),
+        ("--kind draft --draft-vocab-size 4", "--draft-vocab-size is of heads"),
+        ("--answers {0} --prompts {0}/one.jsonl", "is a folder; new answers need a file"),
+        ("--row-tokens 200", "--row-tokens must be less for these answers of"),
+        ("--row-tokens 5", "--row-tokens must be at least 6, got 5"),
+        ("--steps 0", "--steps: must be a whole number of at least 1"),
+        ("--target {0}/none", "--target: no such folder"),
+        ("--out {0}/answers.jsonl", "File exists"),
+    ],
+)
+def test_what_cannot_end_well_is_refused_before_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    complaint: str,
+) -> None:
+    monkeypatch.setattr("models.distill.__main__.fit", None)
+    monkeypatch.chdir(tmp_path)
+    answers_file(tmp_path, 64, count=1).rename(tmp_path / "one.jsonl")
+    said = ["--kind", "mtp", "--target", TARGET, "--answers", answers_file(tmp_path, 64)]
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *said, "--out", tmp_path / "out", *words.format(tmp_path).split())
+    assert complaint in capsys.readouterr().err

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from models.distill.losses import acceptance_of, coupled
+from models.distill.teacher import Teacher
 
 NUM_DRAWS = 20_000
 
@@ -36,3 +40,9 @@ def test_equal_distributions_are_always_accepted_and_disjoint_ones_never() -> No
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
     assert acceptance_of(logits, logits.log_softmax(-1)) == pytest.approx((1, 1, 1), abs=1e-5)
     assert float(coupled(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))) == 0.0
+
+
+def test_a_target_whose_logits_are_capped_is_refused() -> None:
+    model: Any = SimpleNamespace(config=SimpleNamespace(final_logit_softcapping=30.0))
+    with pytest.raises(ValueError, match=r"a target with final_logit_softcapping, got 30\.0"):
+        Teacher(model)
