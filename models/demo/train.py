@@ -1,9 +1,9 @@
-"""Makes the demo pair: `python -m models.demo.train --corpus DIR --out OUT`
-(or `--generated-only`, with no outside text, in place of `--corpus`).
+"""Makes the demo pair: `python -m models.demo.train --corpus DIR --out OUT`.
 
-Trains the tokenizer, then the target, then distils the draft, and writes both folders and the loss
-curve. A run that was stopped goes on with `--resume`. Seeds are fixed; threads and hardware still
-change the last bits of the weights.
+`--generated-only` in place of `--corpus` takes no outside text. It trains the tokenizer, then the
+target, then distils the draft, and writes both folders and the loss curve. A run that was stopped
+goes on with `--resume`. Seeds are fixed; threads and hardware still change the last bits of the
+weights.
 """
 
 import argparse
