@@ -65,8 +65,6 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
     Raises:
         ValueError: as `read_serve_file`.
     """
-    from ray.serve.schema import ServeDeploySchema
-
     try:
         tree = read_yaml(text)
     except ValueError as error:
@@ -78,15 +76,7 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
     ours = applications_of(tree)
     if unknown := unknown_keys(tree):
         raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
-    try:
-        ServeDeploySchema.model_validate(tree)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        )
-        raise ValueError(faults) from None
-    except (ImportError, AttributeError) as error:  # it imports policies
-        raise ValueError(f"autoscaling_config: {one_line(error)}") from None
+    _check_schema(tree)
     _check_port(tree)
     config = ours.config
     router = config.router
@@ -102,6 +92,25 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
             raise ValueError(f"deployments.{name}.{NO_USER_CONFIG}")
     placements = ours.placements
     return ServeFile(tree=tree, config=config, placements=placements, router=router)
+
+
+def _check_schema(tree: Tree) -> None:
+    """Have Serve read the tree.
+
+    Raises:
+        ValueError: it refuses it; with each fault's path.
+    """
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        ServeDeploySchema.model_validate(tree)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        )
+        raise ValueError(faults) from None
+    except (ImportError, AttributeError) as error:  # it imports policies
+        raise ValueError(f"autoscaling_config: {one_line(error)}") from None
 
 
 def unknown_keys(tree: Tree) -> list[str]:
