@@ -16,7 +16,7 @@ from deployments.config.applications import Tree, applications_of
 from deployments.config.keys import put
 from deployments.config.live_draft import draft_user_config
 from deployments.config.live_limits import NO_USER_CONFIG, with_user_config
-from deployments.config.placement import COORDINATOR_CPUS, Placement, deployment_of
+from deployments.config.placement import Placement, deployment_of, engine_placement
 from deployments.config.schema import AppConfig, RouterConfig
 from deployments.config.sections.models import section_of_draft
 from deployments.config.strict_yaml import read_yaml
@@ -76,14 +76,20 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
     ours = applications_of(tree)
     if unknown := unknown_keys(tree):
         raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
+    for options in ours.overrides:
+        _check_imports(options)
     _check_schema(tree)
     _check_port(tree)
     config = ours.config
     router = config.router
     drafts = [deployment_of(section_of_draft(pool)) for pool in config.draft_pools]
+    engines = {
+        deployment_of(section): engine_placement(deployment_of(section), model)
+        for section, model in config.models.items()
+    }
     for options in ours.overrides:
         name, user_config = options["name"], options.get("user_config")
-        _check_options(options, has_bundles=name in (*drafts, "Target"))
+        _check_options(options, engines.get(name))
         if name in drafts:
             draft_user_config(user_config)
         elif name == "Router":
@@ -109,14 +115,12 @@ def _check_schema(tree: Tree) -> None:
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
         )
         raise ValueError(faults) from None
-    except (ImportError, AttributeError) as error:  # it imports policies
-        raise ValueError(f"autoscaling_config: {one_line(error)}") from None
 
 
 def unknown_keys(tree: Tree) -> list[str]:
     """Keys outside `args` that Serve would leave out without a word, by their path."""
     from ray.serve import schema
-    from ray.serve.config import AutoscalingConfig
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
     sections: list[tuple[str, Any, Any]] = [
         ("", tree, schema.ServeDeploySchema),
@@ -131,6 +135,8 @@ def unknown_keys(tree: Tree) -> list[str]:
             sections.append((name, options, schema.DeploymentSchema))
             sections.append((f"{name}ray_actor_options.", actor, schema.RayActorOptionsSchema))
             sections.append((f"{name}autoscaling_config.", scaling, AutoscalingConfig))
+            chosen = options.get("request_router_config")
+            sections.append((f"{name}request_router_config.", chosen, RequestRouterConfig))
     return [
         f"{path}{key}"
         for path, values, model in sections
@@ -140,8 +146,34 @@ def unknown_keys(tree: Tree) -> list[str]:
     ]
 
 
-def _check_options(options: Tree, *, has_bundles: bool) -> None:
+def _check_imports(options: Tree) -> None:
+    """Have Serve import what a deployment names; its schema of the file does not say by which key.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+    models: tuple[tuple[str, Any], ...] = (
+        ("autoscaling_config", AutoscalingConfig),
+        ("request_router_config", RequestRouterConfig),
+    )
+    for key, model in models:
+        try:
+            model.model_validate(options.get(key) or {})
+        except ValidationError:
+            continue  # Serve's schema and `_check_options` name these
+        except (ImportError, AttributeError) as error:
+            where = f"deployments.{options.get('name')}.{key}"
+            raise ValueError(f"{where}: {one_line(error)}") from None
+
+
+def _check_options(options: Tree, engine: Placement | None) -> None:
     """Have Serve check what the schema of its file takes as it is: scaling, placement, places.
+
+    Args:
+        options: of one deployment.
+        engine: the placement that `build` gives it if it is an engine.
 
     Raises:
         ValueError: it would refuse them when it deploys.
@@ -149,9 +181,13 @@ def _check_options(options: Tree, *, has_bundles: bool) -> None:
     from ray import serve
 
     given: Tree = {key: value for key, value in options.items() if value is not None}
-    if has_bundles:  # as `bind_engine` has them
-        usual: Tree = {"placement_group_bundles": [{"CPU": COORDINATOR_CPUS}]}
-        given = usual | {"ray_actor_options": {"num_cpus": COORDINATOR_CPUS}} | given
+    if engine is not None:
+        usual: Tree = {
+            "placement_group_bundles": [dict(bundle) for bundle in engine.bundles],
+            "placement_group_strategy": engine.strategy,
+            "ray_actor_options": {"num_cpus": engine.own["CPU"]},
+        }
+        given = usual | given
     try:
         serve.deployment(**given)(_Nothing)
     except (ImportError, AttributeError, TypeError, ValueError) as error:

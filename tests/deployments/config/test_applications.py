@@ -90,9 +90,10 @@ def test_a_change_is_made_in_the_applications_that_have_the_key(
 
 
 def test_options_of_a_deployment_are_put_into_its_application() -> None:
-    served = read(**{"Draft.num_replicas": 3, "Constraint.num_replicas": 2})
+    actor = {"num_cpus": 0.5}  # of a bundle of `build`, which the file does not give
+    served = read(**{"Draft.ray_actor_options": actor, "Constraint.num_replicas": 2})
     first, _, small = served.tree["applications"]
-    assert small["deployments"] == [{"name": "Draft", "num_replicas": 3}]
+    assert small["deployments"] == [{"name": "Draft", "ray_actor_options": actor}]
     assert {"name": "Constraint", "num_replicas": 2} in first["deployments"]
 
 

@@ -244,8 +244,13 @@ def test_the_module_of_the_config_is_the_command(
         ("Router.autoscaling_config={max_replicas: null}", "deployments.Router: .*max_replicas"),
         (
             'Router.autoscaling_config={policy: {policy_function: "nope:nope"}}',
-            "autoscaling_config: No module named 'nope'",
+            "deployments.Router.autoscaling_config: No module named 'nope'",
         ),
+        (
+            'Draft.request_router_config={request_router_class: "nope:nope"}',
+            "deployments.Draft.request_router_config: No module named 'nope'",
+        ),
+        ("Router.request_router_config={x: 1}", "'deployments.Router.request_router_config.x'"),
         ("Target.placement_group_bundles=[{CPU: -1}]", "deployments.Target: .*CPU"),
         ('Target.placement_group_bundles=[{"GPU": 1}]', "deployments.Target: .*num_cpus.*0.1"),
         ("Router.placement_group_strategy=PACK", "deployments.Router: .*placement_group_bundles"),
