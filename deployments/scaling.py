@@ -67,7 +67,7 @@ class _Policy:
 
     `policy_kwargs` may give any of the `defaults`. If a limit is wrong, the number of replicas
     stays as it is and Serve's controller logs the reason. An exception would keep it from
-    deploying, and it would try again for ever. `complaint` is for those who check a config
+    deploying, and it would try again for ever. `complaint_of` is for those who check a config
     beforehand.
 
     Args:
@@ -79,7 +79,7 @@ class _Policy:
 
     def __init__(self, **policy_kwargs: Any) -> None:
         given = {**self.defaults, **policy_kwargs}
-        self.complaint = self._complaint(given)
+        self.complaint = self.complaint_of(given)
         if self.complaint:
             logger.error("%s: %s; nothing is scaled", type(self).__name__, self.complaint)
             return
@@ -99,20 +99,21 @@ class _Policy:
             needs.append(Need(usual=share, most=share))
         return decide(needs, num_now, self._spare), {}
 
-    def _complaint(self, given: Mapping[str, object]) -> str:
+    @classmethod
+    def complaint_of(cls, given: Mapping[str, object]) -> str:
         """Return the fault of the limits, or ""."""
         for name, limit in given.items():
-            if name not in self.defaults:
-                return f"policy_kwargs: unknown key {name!r}, there are {', '.join(self.defaults)}"
-            if limit is None and self.defaults[name] is None:
+            if name not in cls.defaults:
+                return f"policy_kwargs: unknown key {name!r}, there are {', '.join(cls.defaults)}"
+            if limit is None and cls.defaults[name] is None:
                 continue
             if not isinstance(limit, int | float) or not _is_number(limit):
                 return f"policy_kwargs: {name} must be a number, got {limit!r}"
             if name == "spare":
                 if not 0.0 <= limit < 1.0:
                     return f"policy_kwargs: spare must be at least 0 and below 1, got {limit!r}"
-            elif limit <= 0.0 or (name in self.shares and limit > 1.0):
-                most = " and at most 1" if name in self.shares else ""
+            elif limit <= 0.0 or (name in cls.shares and limit > 1.0):
+                most = " and at most 1" if name in cls.shares else ""
                 return f"policy_kwargs: {name} must be above 0{most}, got {limit!r}"
         return ""
 

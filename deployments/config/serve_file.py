@@ -150,7 +150,7 @@ def _check_imports(options: Tree) -> None:
     """Have Serve import what a deployment names; its schema of the file does not say by which key.
 
     Raises:
-        ValueError: it cannot be imported.
+        ValueError: it cannot be imported, or a policy of ours does not take its limits.
     """
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
@@ -159,13 +159,17 @@ def _check_imports(options: Tree) -> None:
         ("request_router_config", RequestRouterConfig),
     )
     for key, model in models:
+        where = f"deployments.{options.get('name')}.{key}"
         try:
-            model.model_validate(options.get(key) or {})
+            found = model.model_validate(options.get(key) or {})
         except ValidationError:
             continue  # Serve's schema and `_check_options` name these
         except (ImportError, AttributeError) as error:
-            where = f"deployments.{options.get('name')}.{key}"
             raise ValueError(f"{where}: {one_line(error)}") from None
+        if isinstance(found, AutoscalingConfig):
+            complaint_of = getattr(found.policy.get_policy(), "complaint_of", lambda _: "")
+            if complaint := complaint_of(found.policy.policy_kwargs):
+                raise ValueError(f"{where}.policy.{complaint}")
 
 
 def _check_options(options: Tree, engine: Placement | None) -> None:

@@ -247,6 +247,11 @@ def test_the_module_of_the_config_is_the_command(
             "deployments.Router.autoscaling_config: No module named 'nope'",
         ),
         (
+            'Draft.autoscaling_config={policy: {policy_function: "deployments.scaling:DraftPolicy",'
+            " policy_kwargs: {busy: 2}}}",
+            "Draft.autoscaling_config.policy.policy_kwargs: busy must be above 0 and at most 1",
+        ),
+        (
             'Draft.request_router_config={request_router_class: "nope:nope"}',
             "deployments.Draft.request_router_config: No module named 'nope'",
         ),
