@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from ray import cloudpickle
 from ray.serve._private.build_app import build_app
 from ray.serve._private.config import DeploymentConfig
@@ -12,6 +13,7 @@ from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOL
 from ray.serve.exceptions import RayServeException
 
 from deployments.app import DeployedConfig, DeployedModel, build, build_model
+from deployments.config.applications import applications_of
 from deployments.config.check import CannotServe
 from deployments.config.schema import AppConfig
 from deployments.config.sections.models import LinkConfig
@@ -150,6 +152,10 @@ def test_each_model_is_a_deployment(sections: dict[str, Any], drafts: dict[str, 
 def test_a_router_has_one_event_loop() -> None:
     environment = deployments(build(config()))["Router"].ray_actor_options["runtime_env"]
     assert environment["env_vars"]["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
+    for path in (Path(__file__).parents[2] / "configs").glob("*.yaml"):
+        for options in applications_of(yaml.safe_load(path.read_text())).overrides:
+            if options["name"] == "Router" and "ray_actor_options" in options:
+                assert options["ray_actor_options"]["runtime_env"] == environment, path
 
 
 def test_silence_counts_as_death_after_the_stated_time() -> None:
