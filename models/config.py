@@ -244,6 +244,10 @@ class EngineConfig(Section):
             raise ValueError(
                 f"quantization {name} needs tensor_parallel_size 1, got {self.tensor_parallel_size}"
             )
+        if self.attention != "auto":
+            raise ValueError(f"quantization {name} needs attention auto, got {self.attention!r}")
+        if self.dtype == "float16":  # which the compiled kernels do not take
+            raise ValueError(f"quantization {name} needs dtype bfloat16 or float32, got 'float16'")
         return self
 
     @model_validator(mode="after")
@@ -268,8 +272,6 @@ class EngineConfig(Section):
                     "engine own: merge an adapter into the weights, or serve it by engine vllm"
                 )
             return self
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
-            raise ValueError(f"engine vllm runs on device cpu or cuda, got {self.device!r}")
         own_keys: dict[str, object] = {"attention": "auto", "quantization": None}
         own_keys |= {"heads": None, "early_exit": None}
         for key, default in own_keys.items():

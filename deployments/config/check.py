@@ -68,7 +68,7 @@ def check(
         http: address and port that must be free on this machine, if that is to be looked at.
     """
     files = file_faults(config)
-    faults = [*shortages(placements, cluster), *files]
+    faults = [*shortages(placements, cluster), *files, *_engine_faults(config)]
     if isinstance(config, AppConfig):
         faults += [*_key_faults(config), *_span_faults(config), *_further_file_faults(config)]
     if http is not None:
@@ -258,9 +258,18 @@ def _key_faults(config: AppConfig) -> list[Fault]:
 
 def _span_faults(config: AppConfig) -> list[Fault]:
     key = "router.otlp_traces_endpoint"
-    if not config.router.otlp_traces_endpoint or _has_exporter():
+    if not config.router.otlp_traces_endpoint or _is_installed(_EXPORTER):
         return []
     return [Fault(key, "needs packages that are missing: pip install 'outrider[otel]'")]
+
+
+def _engine_faults(config: Models) -> list[Fault]:
+    text = "needs vLLM, which is not installed: see deployments/docs/vllm-engine.md"
+    return [
+        Fault(f"{section}.engine", text)
+        for section, model in config.models_here.items()
+        if model.engine == "vllm" and not _is_installed("vllm")
+    ]
 
 
 def _further_file_faults(config: AppConfig) -> list[Fault]:
@@ -278,9 +287,9 @@ def _further_file_faults(config: AppConfig) -> list[Fault]:
     return faults
 
 
-def _has_exporter() -> bool:
+def _is_installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec(_EXPORTER) is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # one of the packages that it is in
         return False
 

@@ -134,16 +134,17 @@ async def test_a_collector_that_is_gone_loses_spans_and_no_request() -> None:
 
 
 def test_without_the_packages_the_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, EXPORTER, None)
+    for package in (EXPORTER, "vllm"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=r"router\.otlp_traces_endpoint: needs packages"):
         request_spans("http://127.0.0.1:9", "x")
     tree = {
-        "target": {"model_path": str(DEMO / "target"), "max_model_len": 256},
+        "target": {"model_path": str(DEMO / "target"), "max_model_len": 256, "engine": "vllm"},
         "router": {"otlp_traces_endpoint": "http://127.0.0.1:9"},
     }
     wanted = AppConfig.model_validate(tree)
     faults = check(wanted, this_machine(), placements_of(wanted, []))
-    assert [fault.key for fault in faults] == ["router.otlp_traces_endpoint"]
+    assert [fault.key for fault in faults] == ["target.engine", "router.otlp_traces_endpoint"]
 
 
 def test_an_endpoint_is_an_address() -> None:

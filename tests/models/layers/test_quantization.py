@@ -97,19 +97,11 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
         ({"quantization": "int4"}, "quantization\n.*'q8' or 'q4' .*input_value='int4'"),
         ({"quantization": ""}, "quantization\n.*'q8' or 'q4' .*input_value=''"),
         ({"quantization": "q8", "tensor_parallel_size": 2}, "tensor_parallel_size 1, got 2"),
+        ({"quantization": "q8", "attention": "reference"}, "needs attention auto, got 'reference'"),
+        ({"quantization": "q4", "dtype": "float16"}, "q4 needs dtype bfloat16 or .*, got 'float1"),
         ({"quantization": "int8"}, "int8 runs on cuda only, .*; on a CPU q8 keeps weights at 8"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
         tiny_config("unused", **overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [({"dtype": "float16"}, "dtype is float16"), ({"attention": "reference"}, "is reference")],
-)
-def test_what_has_no_compiled_kernels_is_refused(tiny_target, overrides, reason):
-    config = tiny_config(tiny_target, quantization="q4", **overrides)
-    with pytest.raises(ValueError, match=f"quantization q4 needs the compiled kernels: .*{reason}"):
-        ModelRunner(config)

@@ -25,7 +25,6 @@ is_here = importlib.util.find_spec("vllm") is not None
         ("early_exit", 1, "early_exit is for engine own, got 1"),
         ("quantization", "q8", "quantization is for engine own, got 'q8'"),
         ("graphs", "eager", "graphs must be auto or off with engine vllm, got 'eager'"),
-        ("device", "xpu", "engine vllm runs on device cpu or cuda, got 'xpu'"),
     ],
 )
 def test_keys_of_our_own_engine_are_refused_by_name(field: str, value: Any, told: str) -> None:
