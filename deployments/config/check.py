@@ -21,6 +21,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.api.keys import faults_of_keys
 from deployments.api.schemas.sampling_defaults import sampling_defaults
+from deployments.config.applications import applications_of
 from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
 from deployments.config.explain import (
     admission_notes,
@@ -31,11 +32,12 @@ from deployments.config.explain import (
 )
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
-from deployments.config.model_files import file_faults, resolved, to_come
+from deployments.config.live_draft import wanted_draft
+from deployments.config.model_files import file_faults, resolved, to_come, with_shared_vocabulary
 from deployments.config.model_paths import folder_of
-from deployments.config.placement import Placement, placements_of
+from deployments.config.placement import Placement, deployment_of, placements_of
 from deployments.config.schema import AppConfig
-from deployments.config.sections.models import Models
+from deployments.config.sections.models import Models, section_of_draft
 from deployments.config.serve_file import ServeFile
 from models.fetch.hub import snapshot_of
 
@@ -154,6 +156,8 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
     ]
     http = None if cluster.is_elsewhere else served.http
     faults = check(config, cluster, served.placements, http)
+    if not any(fault.kind == "files" for fault in faults):
+        faults += _live_draft_faults(served)
     # By the files' sizes alone memory is known too roughly for people: it is measured below.
     refusals, more = sorted_out([one for one in faults if one.kind != "memory"], cluster)
     findings = Findings(refusals=refusals, notes=notes + more)
@@ -244,6 +248,19 @@ def _revision_notes(config: AppConfig) -> list[str]:
                 f"{section}.revision={snapshot.commit} keeps what it is now"
             )
     return notes
+
+
+def _live_draft_faults(served: ServeFile) -> list[Fault]:
+    """Find the draft models of a `user_config` with which replicas would not start."""
+    overrides = {options["name"]: options for options in applications_of(served.tree).overrides}
+    faults = []
+    for pool, model in with_shared_vocabulary(resolved(served.config)).draft_models.items():
+        name = deployment_of(section_of_draft(pool))
+        try:
+            wanted_draft(model, overrides.get(name, {}).get("user_config"))
+        except ValueError as error:
+            faults.append(Fault(f"deployments.{name}", str(error)))
+    return faults
 
 
 # --- faults of the small kinds --------------------------------------------------------------------

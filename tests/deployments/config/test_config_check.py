@@ -236,6 +236,10 @@ def test_the_module_of_the_config_is_the_command(
         ("target.tensor_parallel_size=5000000", "target.tensor_parallel_size: .* 64"),
         ("link.high_water_mark=2147483648", "link.high_water_mark: .* 2147483647"),
         ("Constraint.user_config={a: 1}", "deployments.Constraint.user_config: only Router and"),
+        (
+            "Draft.user_config.model_path=/no/draft",
+            "deployments.Draft: user_config: model_path: must",
+        ),
         ("Target.user_config={a: 1}", "deployments.Target.user_config: only Router and Draft"),
         (
             "Router.autoscaling_config={min_replicas: 3, max_replicas: 2}",
