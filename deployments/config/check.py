@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -290,7 +291,7 @@ def _engine_faults(config: Models) -> list[Fault]:
 
 
 def _further_file_faults(config: AppConfig) -> list[Fault]:
-    """Find files that a router and the constraint service read when they start."""
+    """Find files that a router and the constraint service read, or make, when they start."""
     router, faults = config.router, []
     try:
         sampling_defaults(router.generation_config, {}, router.override_generation_config)
@@ -301,7 +302,16 @@ def _further_file_faults(config: AppConfig) -> list[Fault]:
         if not (Path(folder) / "config.json").is_file():
             text = f"no classifier is in {folder!r}, config.json is missing"
             faults.append(Fault(f"constraint.reward_classifiers.{name}", text, "keys"))
+    folder = router.capture.folder
+    if folder and not _can_be_made(Path(folder).absolute()):
+        faults.append(Fault("router.capture.folder", f"{folder!r} cannot be written to", "keys"))
     return faults
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Return whether files can be written into a folder, which is made with those above it."""
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _is_installed(module: str) -> bool:

@@ -7,6 +7,7 @@ requests find the folder. Knows neither Ray nor torch.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from deployments.config.fault import Fault
@@ -78,8 +79,9 @@ def folder_of(model: ModelConfig, section: str) -> Path:
 
 
 def _existing(path: str, key: str, *, takes_files: bool, revision: str | None = None) -> Path:
-    candidates = [Path(path).expanduser().absolute()]
-    if not Path(path).expanduser().is_absolute():
+    own = Path(os.path.expanduser(path))  # Path's own raises where there is no such user
+    candidates = [own.absolute()]
+    if not own.is_absolute():
         candidates.append(REPO_ROOT / path)
     for candidate in candidates:
         if candidate.is_dir() or (takes_files and _is_gguf(candidate)):

@@ -231,6 +231,8 @@ def test_the_module_of_the_config_is_the_command(
             "constraint.reward_classifiers={polite: /no/folder}",
             "constraint.reward_classifiers.polite: no classifier is in '/no/folder'",
         ),
+        ("router.capture.folder=/etc/passwd/x", "folder: '/etc/passwd/x' cannot be written to"),
+        ("target.model_path=~nobody-here/x", "target.model_path: no such folder: '~nobody-here/x'"),
         ("target.device=mps", "target.device: "),
         ("target.device=cuda", "bundle 0 has no GPU, and its rank has device cuda: {'CPU': 0.1}"),
         ("target.tensor_parallel_size=5000000", "target.tensor_parallel_size: .* 64"),
