@@ -211,6 +211,11 @@ def test_a_pod_holds_one_router_and_one_constraint_replica() -> None:
         assert deployments[name]["max_replicas_per_node"] == 1
         assert deployments[name].get("max_surge_percent", 0) == 0
         assert scaling["min_replicas"] <= router["minReplicas"]
+    for spread in router["template"]["spec"]["topologySpreadConstraints"]:
+        assert spread["nodeTaintsPolicy"] == "Honor", "GPU nodes are no empty ones"
+        assert spread["matchLabelKeys"] == ["ray.io/cluster"], (
+            "a second cluster is spread by itself"
+        )
         assert scaling["max_replicas"] <= router["maxReplicas"]
 
 
