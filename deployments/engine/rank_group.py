@@ -59,9 +59,6 @@ class RankGroup:
         on_stats: called with the leader's counters, about once a second while it is watched.
         logs_json: whether ranks write their log lines as JSON.
         beside: ranks of another model of the replica, whose bundles and GPUs these share.
-
-    Raises:
-        ValueError: the replica's placement group has not one bundle per rank.
     """
 
     def __init__(
@@ -264,17 +261,13 @@ def _start_rank(
 ) -> Any:
     """Rank `rank` in that bundle of the replica's placement group, with that bundle's GPUs.
 
+    `build` refuses fewer bundles than ranks.
     `shares_gpus`: another rank has taken those, as Ray counts; this one is told which they are.
     """
     group = get_current_placement_group()
     num_gpus = 0.0
     strategy: Any = "DEFAULT"
     if group is not None:
-        if len(group.bundle_specs) < model.tensor_parallel_size:
-            raise ValueError(
-                f"placement_group_bundles has {len(group.bundle_specs)} bundles, "
-                f"tensor_parallel_size {model.tensor_parallel_size} needs one per rank"
-            )
         num_gpus = 0.0 if shares_gpus else group.bundle_specs[rank].get("GPU", 0.0)
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
     as_actor: Any = ray.remote(concurrency_groups={"control": _CONTROL_THREADS})  # type: ignore[call-overload]  # missing in Ray's stubs

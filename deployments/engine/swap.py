@@ -136,20 +136,6 @@ class DraftSwap(Generic[Model]):
             self._task.cancel()
         self._task = asyncio.create_task(self._swap(wanted), name="draft-swap")
 
-    async def close(self) -> None:
-        """Give up what is under way and free all models. Idempotent."""
-        tasks = [task for task in (self._task, self._retiring) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        async with self._turn:  # an older one may still be at its end
-            self.end()
-
-    def end(self) -> None:
-        """Free all models, at once."""
-        for model in self.models:
-            model.end()
-
     async def _swap(self, wanted: WantedDraft) -> None:
         async with self._turn:  # all that were given up have come to their end
             if wanted.model.model_path == self.serving.path:

@@ -119,7 +119,6 @@ async def local_drafts(first: str | Path, *later: str | Path) -> AsyncIterator[L
     try:
         yield drafts
     finally:
-        await drafts.swap.close()
         for draft in (*made, *ready):
             await draft.engine_pool.close()
 
