@@ -33,10 +33,10 @@ from loadtest.service.served import Config, options, section
 from loadtest.trial.scene import SETTLE_LIMIT_S, Event, Scene, Terms
 from loadtest.trial.trial import Trial
 
-_CLIENT = "client"  # its name in the file of keys, and its key
+_CLIENT, _GREEDY = "client", "greedy"  # their names in the file of keys, and their keys
 _POLL_S = 0.5
 _KILL_S = 2.0  # between the ends of two children
-_NUM_ANSWERS = 5000  # more than a flood gets
+_NUM_ANSWERS, _MAX_TOKENS = 5000, 300  # of a flood
 
 Cause = Callable[[Scene], AbstractContextManager[Callable[[], None]]]
 
@@ -110,7 +110,8 @@ class Trouble(Event):
 
 
 @contextlib.contextmanager
-def _nothing(scene: Scene) -> Iterator[Callable[[], None]]:
+def nothing(scene: Scene) -> Iterator[Callable[[], None]]:
+    """Be no cause."""
     yield lambda: None
 
 
@@ -160,14 +161,22 @@ def _wrong_key(scene: Scene) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _flood(scene: Scene) -> Iterator[Callable[[], None]]:
-    wave = Wave(scene.terms.at_once, long_answers(DEMO_NAME, range(_NUM_ANSWERS), 300))
-    client = Attackers(scene.base_url, [wave], relentless=True, api_key=_CLIENT)
+def _asking(scene: Scene, at_once: int) -> Iterator[Callable[[], None]]:
+    """Have a client ask for so many answers at any time, with a key of its own."""
+    wave = Wave(at_once, long_answers(DEMO_NAME, range(_NUM_ANSWERS), _MAX_TOKENS))
+    client = Attackers(scene.base_url, [wave], relentless=True, api_key=_GREEDY)
     client.start()
     try:
         yield lambda: None
     finally:
         client.stop()
+
+
+@contextlib.contextmanager
+def _target_lost(scene: Scene) -> Iterator[Callable[[], None]]:
+    """Have new requests come too: streams that have text only wait, and none of them fails."""
+    with _node_lost(TARGET)(scene), _asking(scene, scene.terms.reserved) as again:
+        yield again
 
 
 @contextlib.contextmanager
@@ -186,7 +195,7 @@ def _children_end(scene: Scene) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _worse_draft(scene: Scene) -> Iterator[Callable[[], None]]:
-    """A draft model takes over that knows nothing: all its weights are 0."""
+    """Promote a draft model that knows nothing: all its weights are 0."""
     folder = scene.cluster.folder / "worse-draft"
     shutil.copytree(ROOT / "models" / "demo" / "draft", folder)
     weights = load_file(folder / "model.safetensors")
@@ -203,7 +212,7 @@ _LOSES = frozenset({"OutriderSpeculationLoses", "OutriderDraftsBusy"})
 
 
 def _troubles(scene: Scene) -> Iterator[Trouble]:
-    yield Trouble(way="none", cause=_nothing, seconds=scene.terms.calm_s, may=_LOSES)
+    yield Trouble(way="none", cause=nothing, seconds=scene.terms.calm_s, may=_LOSES)
     for way, cause, fire, may in (one for one in _CAUSES if one[0] in scene.terms.causes):
         yield Trouble(way=way, cause=cause, fire=frozenset(fire), may=may | _LOSES)
 
@@ -223,7 +232,12 @@ _CAUSES: Sequence[tuple[str, Cause, set[str], frozenset[str]]] = (
     ),
     ("a wrong line of keys", _wrong_key, {"OutriderApiKeysRefused"}, frozenset()),
     ("grammar processes end", _children_end, {"OutriderGrammarsCrash"}, frozenset()),
-    ("too many clients", _flood, {"OutriderTurnsClientsAway", "OutriderFirstTokenSlow"}, _SLOW),
+    (
+        "too many clients",
+        lambda scene: _asking(scene, scene.terms.at_once),
+        {"OutriderTurnsClientsAway"},
+        _SLOW,
+    ),
     ("a worse draft model", _worse_draft, {"OutriderAcceptanceFalls"}, frozenset()),
     (
         "the draft's node is lost",
@@ -233,7 +247,7 @@ _CAUSES: Sequence[tuple[str, Cause, set[str], frozenset[str]]] = (
     ),
     (
         "the target's node is lost",
-        _node_lost(TARGET),
+        _target_lost,
         {
             "OutriderNoTarget",
             "OutriderReplicaUnhealthy",
@@ -248,9 +262,9 @@ _CAUSES: Sequence[tuple[str, Cause, set[str], frozenset[str]]] = (
 def _small(config: Config, terms: Terms) -> None:
     fit_one_machine(config)
     set_ranks(config, 1)
-    section(config, "router").update(max_sessions=8, max_queued_sessions=8)
-    # Refused before a stream begins; and ended within the time that alerts have to fire.
-    section(config, "router.timeouts").update(queue_wait_s=5.0, first_token_s=10.0)
+    section(config, "router").update(max_sessions=2 * terms.reserved, max_queued_sessions=16)
+    # Below the shortest window: requests that nobody can serve end in bursts so far apart.
+    section(config, "router.timeouts").update(queue_wait_s=5.0, first_token_s=8.0)
     for deployment in ("Router", "Constraint", "Target", "Draft"):
         options(config, deployment)["graceful_shutdown_timeout_s"] = terms.drain_s
 
@@ -268,15 +282,15 @@ ALERTS = Trial(
         "faster": 20.0,  # windows and delays of alerts are divided by this
         "calm_s": 60.0,  # without a cause
         "causes": tuple(one[0] for one in _CAUSES),
-        "limit_s": 180.0,  # until alerts fire, and until they are quiet again
-        "at_once": 24,  # clients of a flood
+        "limit_s": 240.0,  # until alerts fire, and until they are quiet again
+        "at_once": 64,  # clients of a flood; some find the queue full
         "drain_s": 10.0,  # of replicas that leave
-        "reserved": 0,
+        "reserved": 6,  # places for the streams, beside a flood that has as many
     },
     quick={"streams": 1, "faster": 300.0, "calm_s": 5.0},
     config="prod.yaml",
     place=Alerting(
-        keys=lambda terms: {_CLIENT: ""},
+        keys=lambda terms: {_CLIENT: "", _GREEDY: ""},
         change=_small,
         # Serve tells again what stays as it is, and Ray forgets it after two reports.
         environment={**FAST_METRICS, "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "0.5"},

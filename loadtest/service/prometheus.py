@@ -18,6 +18,7 @@ import yaml
 from loadtest.report.machine import ROOT
 from loadtest.service.served import STOP_TIMEOUT_S, free_port
 
+_APART = ("setpriv", "--pdeathsig", "TERM")  # it ends with this process, however that ends
 _RULES = ROOT / "k8s" / "base" / "monitoring.yaml"
 _SCRAPED = "ray/prom_metrics_service_discovery.json"  # Ray writes its nodes' addresses there
 _BEGIN_LIMIT_S = 20.0
@@ -76,7 +77,7 @@ def prometheus(folder: Path, faster: float) -> Iterator[Prometheus]:
         RuntimeError: it ended, or did not answer within a limit; with its log's end.
     """
     if shutil.which("prometheus") is None:
-        raise ValueError("prometheus is not installed")
+        raise ValueError("prometheus is not installed; Debian's package of that name has it")
     own = folder / "prometheus"
     own.mkdir()
     (own / "rules.yml").write_text(yaml.safe_dump(rules(faster)), encoding="utf-8")
@@ -94,7 +95,7 @@ def prometheus(folder: Path, faster: float) -> Iterator[Prometheus]:
     }
     with (own / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["prometheus", *(f"--{name}={value}" for name, value in words.items())],
+            [*_APART, "prometheus", *(f"--{name}={value}" for name, value in words.items())],
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
