@@ -167,9 +167,9 @@ def applications_of(tree: object) -> Applications:
         if entry.get("import_path") == MODEL_IMPORT_PATH
     }
     parts = [Part(tree=ours[0])]
-    named = parts[0].args.get("applications") or {}
+    named = nested(parts[0].args).get("applications") or {}
     for section, name in named.items() if isinstance(named, Mapping) else ():
-        if name not in models:
+        if not isinstance(name, str) or name not in models:
             raise ValueError(
                 f"applications.{section}: the file has no application {name!r} with import_path "
                 f"{MODEL_IMPORT_PATH}"
@@ -242,18 +242,25 @@ def _at(tree: Tree, path: list[str]) -> Any:
 
 
 def _shape_faults(applications: list[Any]) -> Iterator[str]:
-    """Lists and mappings that are none, down to each deployment."""
+    """Yield values of another type, down to each deployment, and deployments that come twice."""
     for number, application in enumerate(applications):
         path = f"applications.{number}"
         if not isinstance(application, dict):
             yield f"{path}: must be a mapping, got {application!r}"
             continue
+        if not isinstance(application.get("name", ""), str):
+            yield f"{path}.name: must be a string, got {application['name']!r}"
         if not isinstance(application.get("args") or {}, dict):
             yield f"{path}.args: must be a mapping, got {application['args']!r}"
         deployments = application.get("deployments", [])
         if not isinstance(deployments, list):
             yield f"{path}.deployments: must be a list of mappings, got {deployments!r}"
             continue
+        names = []
         for index, options in enumerate(deployments):
             if not isinstance(options, dict):
                 yield f"{path}.deployments.{index}: must be a mapping, got {options!r}"
+            elif (name := options.get("name")) in names:
+                yield f"{path}.deployments.{index}: {name!r} is there twice"
+            else:
+                names.append(name)

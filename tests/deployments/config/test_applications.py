@@ -63,6 +63,10 @@ def test_the_parts_are_read_as_one_service() -> None:
             "router": {"max_sessions": 8, "speculation": {"method": "draft_model"}},
         }
     )
+    dotted = copy.deepcopy(PARTS)
+    args = dotted["applications"][0]["args"]
+    args["applications.draft"] = args["applications"].pop("draft")
+    assert read_serve_text(yaml.safe_dump(dotted)).config == served.config
     found = {one.name: one.min_replicas for one in served.placements}
     assert found == {"Router": 2, "Target": 2, "Draft": 1, "Constraint": 1}
 

@@ -280,6 +280,9 @@ def test_what_cannot_be_is_refused_in_one_line(check: Check, change: str, compla
     [
         ("deployments", None, "applications.0.deployments: must be a list of mappings, got None"),
         ("deployments", ["x"], "applications.0.deployments.0: must be a mapping, got 'x'"),
+        ("deployments", [{"name": "Draft"}] * 2, "applications.0.deployments.1: 'Draft' is there"),
+        ("name", ["x"], "applications.0.name: must be a string, got ['x']"),
+        ("args", {"applications": {"target": ["x"]}}, "target: the file has no application ['x']"),
     ],
 )
 @pytest.mark.parametrize("changes", [[], ["Draft.num_replicas=2"]])
