@@ -137,7 +137,7 @@ class EngineConfig(Section):
         default=2048,
         description="MiB of device memory that these graphs may take; the largest are given up",
     )
-    num_threads: PositiveInt = Field(
+    num_threads: Annotated[PositiveInt, Field(le=1024)] = Field(
         default=1, description="torch threads of a rank on a CPU; more than free cores slows all"
     )
     tensor_parallel_size: Annotated[PositiveInt, Field(le=64)] = Field(

@@ -16,6 +16,7 @@ from deployments.config.sections.models import ModelConfig, Models
 COORDINATOR_CPUS = 0.1  # share of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
 NUM_WITH_SPARE = 2  # replicas
+_CPUS_OF_SERVE = 1.0  # where options are given without num_cpus: they replace those of `build`
 _MAX_REPLICAS_OF_AUTO = 100  # Serve's, for `num_replicas: auto`
 
 Resources = Mapping[str, float]  # "CPU", "GPU", "memory" (bytes) and custom ones
@@ -157,8 +158,10 @@ def _check_bundles(model: ModelConfig, placement: Placement) -> None:
 
 
 def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:
-    actor = options.get("ray_actor_options") or {}
-    own = dict(placement.own) | {
+    actor = options.get("ray_actor_options")
+    own = dict(placement.own) if actor is None else {"CPU": _CPUS_OF_SERVE}
+    actor = actor or {}
+    own |= {
         kind: float(actor[key])
         for key, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory"))
         if actor.get(key) is not None

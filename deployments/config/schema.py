@@ -25,6 +25,7 @@ from deployments.config.sections.models import (
     LeaseConfig,
     ModelConfig,
     Models,
+    NumSessions,
     check_draft_name,
     pool_of,
 )
@@ -73,7 +74,7 @@ class GrammarServiceConfig(LeaseConfig):
         default=HostLimits().max_cached_grammars,
         description="compiled grammars that are kept in each child",
     )
-    max_sessions: PositiveInt = Field(
+    max_sessions: NumSessions = Field(
         default=HostLimits().max_sessions,
         description="sessions (leases) that one replica holds at once",
     )
@@ -213,10 +214,10 @@ class RouterConfig(Section):
     body_limit_bytes: PositiveInt = Field(
         default=1_048_576, description="largest HTTP body accepted, bytes"
     )
-    max_sessions: PositiveInt = Field(
+    max_sessions: NumSessions = Field(
         default=64, description="sessions that one router replica runs at once"
     )
-    max_queued_sessions: PositiveInt = Field(
+    max_queued_sessions: NumSessions = Field(
         default=128, description="sessions that wait beyond that; further ones get 429"
     )
     reserved_sessions: int = Field(

@@ -26,6 +26,7 @@ SPARE = (  # the description of `spare` in every section that has one
 )
 DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 TARGET = "target"
+NumSessions = Annotated[PositiveInt, Field(le=1_000_000)]  # Serve counts requests in 32 bits
 
 
 class LeaseConfig(Section):
@@ -34,7 +35,7 @@ class LeaseConfig(Section):
     lease_idle_timeout_s: PositiveFloat = Field(
         default=120.0, description="a session without a message for so long is freed"
     )
-    stall_timeout_s: PositiveFloat = Field(
+    stall_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
         default=10.0, description="a process that is silent for longer counts as dead"
     )
 
@@ -45,7 +46,7 @@ class ModelConfig(LeaseConfig, EngineConfig):
     It has the engine's config and the service's own keys.
     """
 
-    max_num_seqs: PositiveInt = Field(
+    max_num_seqs: NumSessions = Field(
         default=64,
         description="sessions (leases) that one replica holds at once, some to spare for /health",
     )

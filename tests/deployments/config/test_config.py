@@ -64,6 +64,18 @@ TOO_MANY_LOGPROBS = MAX_FRAME_BYTES // (2 * MAX_PACKED_BYTES)
             {"router": {"max_logprob_entries": TOO_MANY_LOGPROBS}},
             "router.max_logprob_entries: .*less than or equal to",
         ),
+        *(
+            ({section: {key: 10**10}}, rf"{section}\.{key}: .*less than or equal to")
+            for section, key in (
+                *(("router", "max_sessions"), ("router", "max_queued_sessions")),
+                *(("constraint", "max_sessions"), ("constraint", "stall_timeout_s")),
+            )
+        ),
+        *(
+            (target(**{key: value}), rf"target\.{key}: .*than or equal to")
+            for key, value in (("max_num_seqs", 10**10), ("num_threads", 1025))
+        ),
+        (target(stall_timeout_s=0.5), "target.stall_timeout_s: .* greater than or equal to 1"),
         # What a model is served with, and by which device.
         (target(tensor_parallel_size=0), "target.tensor_parallel_size"),
         (draft(quantization="int4"), "draft.quantization: .*'int8'"),

@@ -77,6 +77,8 @@ def test_custom_resources_count() -> None:
     options = {"name": "Router", "ray_actor_options": {"resources": {"edge": 2}}}
     [fault] = shortages(small([options]), Cluster(nodes=[node(CPU=8, edge=1)]))
     assert str(fault) == "it needs 2 edge (Router 2), there are 1"
+    [router] = [one for one in small([options]) if one.name == "Router"]
+    assert router.own["CPU"] == 1, "Serve's own, where options come without num_cpus"
 
 
 def test_the_fewest_replicas_count() -> None:
