@@ -119,7 +119,7 @@ def test_a_page_for_a_task_is_short() -> None:
 
 
 GENERATED = {"config-keys.md", "metrics.md", "keywords.md"}
-MAX_BYTES = 154_100  # of all pages that somebody writes, without the front page and loadtest's
+MAX_BYTES = 155_000  # of all pages that somebody writes, without the front page and loadtest's
 
 
 def test_all_pages_together_can_be_read() -> None:
