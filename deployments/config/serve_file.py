@@ -6,6 +6,8 @@ keys silently. It ends with a traceback if a section has another type.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +78,7 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
     ours = applications_of(tree)
     if unknown := unknown_keys(tree):
         raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
-    for options in ours.overrides:
-        _check_imports(options)
+    _check_imports(ours.overrides)
     _check_schema(tree)
     _check_port(tree)
     config = ours.config
@@ -90,12 +91,15 @@ def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFi
     for options in ours.overrides:
         name, user_config = options["name"], options.get("user_config")
         _check_options(options, engines.get(name))
-        if name in drafts:
-            draft_user_config(user_config)
-        elif name == "Router":
-            router = with_user_config(router, user_config, config.draft_pools)
-        elif user_config is not None:
-            raise ValueError(f"deployments.{name}.{NO_USER_CONFIG}")
+        try:
+            if name in drafts:
+                draft_user_config(user_config)
+            elif name == "Router":
+                router = with_user_config(router, user_config, config.draft_pools)
+            elif user_config is not None:
+                raise ValueError(NO_USER_CONFIG)
+        except ValueError as error:
+            raise ValueError(f"deployments.{name}.{error}") from None
     placements = ours.placements
     return ServeFile(tree=tree, config=config, placements=placements, router=router)
 
@@ -146,19 +150,19 @@ def unknown_keys(tree: Tree) -> list[str]:
     ]
 
 
-def _check_imports(options: Tree) -> None:
-    """Have Serve import what a deployment names; its schema of the file does not say by which key.
+def _check_imports(overrides: Sequence[Tree]) -> None:
+    """Have Serve import what deployments name; its schema of the file does not say by which key.
 
     Raises:
         ValueError: it cannot be imported, or a policy of ours does not take its limits.
     """
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-    models: tuple[tuple[str, Any], ...] = (
-        ("autoscaling_config", AutoscalingConfig),
-        ("request_router_config", RequestRouterConfig),
-    )
-    for key, model in models:
+    models: dict[str, Any] = {
+        "autoscaling_config": AutoscalingConfig,
+        "request_router_config": RequestRouterConfig,
+    }
+    for options, (key, model) in itertools.product(overrides, models.items()):
         where = f"deployments.{options.get('name')}.{key}"
         try:
             found = model.model_validate(options.get(key) or {})

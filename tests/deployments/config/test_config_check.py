@@ -213,7 +213,10 @@ def test_the_module_of_the_config_is_the_command(
         ("Draft=2", "Draft: name an option of this deployment, like Draft.num_replicas=2"),
         ("applications=3", "it has no list of applications"),
         ("applications=[x]", "applications.0: must be a mapping, got 'x'"),
-        ("Router.user_config={max_sesions: 1}", "user_config: unknown key 'max_sesions'"),
+        (
+            "Router.user_config={max_sesions: 1}",
+            "deployments.Router.user_config: unknown key 'max_sesions'",
+        ),
         ("target.tensor_parallel_size=2", "placement_group_bundles has 1 bundles"),
         ("Target.num_replicas=3", "a spare; here it is to have 3 to 3: leave one of both out"),
         ("target.max_model_len", "is not KEY=VALUE"),
