@@ -52,9 +52,9 @@ MAX_MODULES = 20  # of a folder, that it can be seen at a glance
 MAX_LINES = {
     "models": 41_506,
     "router": 9_725,
-    "deployments": 25_436,
+    "deployments": 25_440,
     "loadtest": 30_010,
-    "tests": 75_116,
+    "tests": 75_125,
 }
 MAX_PRIVATES = 70  # places in tests that look into another object; each is a seam that is missing
 

@@ -262,5 +262,5 @@ def _shape_faults(applications: list[Any]) -> Iterator[str]:
                 yield f"{path}.deployments.{index}: must be a mapping, got {options!r}"
             elif (name := options.get("name")) in names:
                 yield f"{path}.deployments.{index}: {name!r} is there twice"
-            else:
+            elif name is not None:  # Serve's schema asks for one
                 names.append(name)

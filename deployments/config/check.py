@@ -85,7 +85,8 @@ def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], 
     """Return the faults that keep the config from being served, and notes on those that may not.
 
     Nodes and memory that a cluster lacks are waited for if it may grow. Files need not be on this
-    machine if it is none of the cluster's. Keys need not be if there are, or may come, other nodes.
+    machine if it is none of the cluster's. Keys, and what is like them on each node, need not be if
+    there are, or may come, other nodes.
     """
     refusals, notes = [], []
     others_may_have_keys = cluster.is_elsewhere or cluster.may_grow or len(cluster.nodes) > 1
@@ -97,7 +98,7 @@ def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], 
         elif cluster.is_elsewhere and fault.kind == "files":
             notes.append(f"on this machine {fault}; the nodes must have it")
         elif others_may_have_keys and fault.kind == "keys":
-            notes.append(f"on this machine {fault}; the routers' nodes must have it")
+            notes.append(f"on this machine {fault}; nodes that use it must have it")
         else:
             refusals.append(fault)
     return refusals, notes
@@ -157,12 +158,13 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
     ]
     http = None if cluster.is_elsewhere else served.http
     faults = check(config, cluster, served.placements, http)
-    if not any(fault.kind == "files" for fault in faults):
+    lacks_files = any(fault.kind == "files" for fault in faults)
+    if not lacks_files:
         faults += _live_draft_faults(served)
     # By the files' sizes alone memory is known too roughly for people: it is measured below.
     refusals, more = sorted_out([one for one in faults if one.kind != "memory"], cluster)
     findings = Findings(refusals=refusals, notes=notes + more)
-    if refusals or any(fault.kind == "files" for fault in faults):
+    if refusals or lacks_files:
         findings.unknown = _why_unknown(config)
         return findings
     for section, model in resolved(config).models.items():
@@ -284,7 +286,7 @@ def _span_faults(config: AppConfig) -> list[Fault]:
 def _engine_faults(config: Models) -> list[Fault]:
     text = "needs vLLM, which is not installed: see deployments/docs/vllm-engine.md"
     return [
-        Fault(f"{section}.engine", text)
+        Fault(f"{section}.engine", text, "keys")
         for section, model in config.models_here.items()
         if model.engine == "vllm" and not _is_installed("vllm")
     ]

@@ -31,7 +31,6 @@ class DraftUserConfig(Section):
 
     model_path: str = Field(
         default="",
-        pattern="^(/.*)?$",
         description="absolute path of another draft model's folder, on every node that has a "
         "replica; empty: that of args",
     )
@@ -97,7 +96,7 @@ def wanted_draft(base: ModelConfig, user_config: object) -> WantedDraft:
 
 
 def _in_place_of(base: ModelConfig, folder: Path) -> ModelConfig:
-    if not folder.is_dir():
+    if not folder.is_absolute() or not folder.is_dir():
         raise Fault(_KEY, f"must be the absolute path of a folder on this node, got '{folder}'")
     check_files(folder, _KEY, has_grammars=False)
     served = Path(base.model_path)

@@ -280,7 +280,7 @@ def _unreached(repository: str, revision: str | None, absence: str) -> str:
     at = f"{repository} at revision {revision or constants.DEFAULT_REVISION}"
     return (
         f"{at} is not whole in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
-        f"reached ({absence}); {_command(repository, revision)} fetches it"
+        f"reached ({absence}); where it can, {_command(repository, revision)} fetches it"
     )
 
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
-from models.files import naming
 from models.gguf.folder import PACKED, SOURCE_NAME
 from models.gguf.header import ROPE_TABLE, GgufHeader, GgufTensor, read_gguf_header
 from models.gguf.names import name_in_transformers
@@ -68,9 +67,13 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
         raise ValueError(f"{path} has no weights of few bits that could stay packed")
     weights = num_packed_bytes(header) if is_packed else header.num_parameters * _ITEM_BYTES[dtype]
     refuse_full_disk(folder, weights + _SPARE_BYTES)
-    with naming(path):  # a setting of another kind raises anything in transformers
+    try:
         _write_model(header, folder, dtype)
         _load_tokenizer(header).save_pretrained(folder)
+    except MemoryError:
+        raise
+    except Exception as error:  # a setting of another kind raises anything in transformers
+        raise ValueError(f"{path} cannot be converted: {error}") from error
     source = {
         "file": path.name,
         "file_bytes": header.num_bytes,

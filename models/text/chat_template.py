@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,10 +18,11 @@ import jinja2.meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from models.files import read_text
 from models.protocol.errors import InvalidRequest
 
 NO_SETTINGS: Mapping[str, Any] = {}
-_WITH_TOOLS = "tool_use"
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _USER: Mapping[str, str] = {"role": "user", "content": "Hello"}
 _SYSTEM: Mapping[str, str] = {"role": "system", "content": "Be brief."}
 _TOOL: Mapping[str, Any] = {
@@ -35,6 +37,16 @@ _TOOL: Mapping[str, Any] = {
         },
     },
 }
+
+
+def with_files(templates: Any, files: Sequence[Path]) -> list[dict[str, str]]:
+    """Return `chat_template` of tokenizer_config.json with templates of files in place of its own.
+
+    Raises:
+        ValueError: a file cannot be read, or `templates` are none.
+    """
+    own = {path.stem.replace("chat_template", _DEFAULT): read_text(path) for path in files}
+    return [{"name": name, "template": text} for name, text in (_sources(templates) | own).items()]
 
 
 class ChatTemplates:
@@ -53,7 +65,7 @@ class ChatTemplates:
         """
         self._special_texts = special_texts
         sources = _sources(templates)
-        default = sources.get("default", "")
+        default = sources.get(_DEFAULT, "")
         self.source: str = sources.get(_WITH_TOOLS, default)
         environment = _environment()
         try:
@@ -159,7 +171,7 @@ def _sources(templates: Any) -> dict[str, str]:
     """Templates by name."""
     named = templates
     if not isinstance(templates, list):
-        named = [{"name": "default", "template": templates or ""}]
+        named = [{"name": _DEFAULT, "template": templates or ""}]
     for item in named:
         texts = (item.get("name"), item.get("template")) if isinstance(item, Mapping) else (None,)
         if not all(isinstance(text, str) for text in texts):

@@ -27,7 +27,7 @@ from typing import Any
 import tokenizers
 
 from models.files import naming, read_json_if_there
-from models.text.chat_template import NO_SETTINGS, ChatTemplates
+from models.text.chat_template import NO_SETTINGS, ChatTemplates, with_files
 from models.text.detokenizer import ByteTable, IncrementalDetokenizer
 from models.text.token_bounds import longest_token_bytes
 from models.text.tokenizer_files import (
@@ -99,14 +99,13 @@ class Tokenizer:
         if not file.is_file():
             raise ValueError(f"{folder} has no tokenizer.json")
         settings = tokenizer_settings(folder)
-        template_file = folder / "tokenizer_config.json"
-        if templates := template_files(folder):
-            settings["chat_template"] = templates
-            template_file = folder / "chat_template.jinja" if len(templates) == 1 else folder
+        files = template_files(folder)
+        template_file = files[-1] if files else folder / "tokenizer_config.json"
         settings["model_eos_ids"] = model_eos_ids(folder)
         settings["generation_config"] = read_json_if_there(folder / "generation_config.json")
         backend = read_backend(file)
         with naming(template_file):
+            settings["chat_template"] = with_files(settings.get("chat_template"), files)
             ChatTemplates(settings.get("chat_template"), _special_texts(settings)).check()
         with naming(file):
             return cls(backend, settings)

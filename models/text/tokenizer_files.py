@@ -56,20 +56,10 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def template_files(folder: Path) -> list[dict[str, str]]:
-    """Return the chat templates that are files of their own, by name; none: the settings have them.
-
-    Raises:
-        ValueError: one cannot be read.
-    """
-    files = {"default": folder / "chat_template.jinja"}
-    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    files |= {path.stem: path for path in more}
-    return [
-        {"name": name, "template": read_text(path)}
-        for name, path in files.items()
-        if path.is_file()
-    ]
+def template_files(folder: Path) -> list[Path]:
+    """Return the files of chat templates that are used: the default one, and that with tools."""
+    files = (folder / "chat_template.jinja", folder / "additional_chat_templates/tool_use.jinja")
+    return [path for path in files if path.is_file()]
 
 
 def model_eos_ids(folder: Path) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Finds schemas that no text obeys since their values hold themselves without end.
 
 The compiler takes such a schema, and its texts would go on until a limit is met. An example is an
-object that requires a property which is such an object again.
+object that requires a property which is such an object again. It is refused wherever it stands, as
+an optional property too: a model may begin one, and could not end it.
 """
 
 from __future__ import annotations

@@ -240,8 +240,9 @@ def _take_conditions(inner: Schema) -> None:
     known, wanted = _values(declared.get(name)), _values(value)
     if known is None or wanted is None or required not in ([], [name]):
         return
-    met: list[JsonValue] = [one for one in known if _is_in(one, wanted)]
-    unmet: list[JsonValue] = [one for one in known if not _is_in(one, wanted)]
+    wanted_keys = set(map(_key, wanted))
+    met: list[JsonValue] = [one for one in known if _key(one) in wanted_keys]
+    unmet: list[JsonValue] = [one for one in known if _key(one) not in wanted_keys]
     # The condition holds without the property, unless it asks for it.
     branches: list[JsonValue] = []
     for values, then, needs_name in (
@@ -265,10 +266,6 @@ def _values(schema: JsonValue) -> list[JsonValue] | None:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) and values else None
-
-
-def _is_in(value: JsonValue, values: list[JsonValue]) -> bool:
-    return _key(value) in map(_key, values)
 
 
 def _take_dependencies(path: str, inner: Schema) -> None:

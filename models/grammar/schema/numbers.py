@@ -1,10 +1,10 @@
 """Fits the bounds of numbers to what the compiler can write: 64-bit floats within 2^63.
 
 It reads a bound as a float, so that a whole number beyond 2^53 could be rounded past the client's.
-Here it is rounded inward, to the next float that breaks no bound. So is one of more digits than it
-reads right. A number with a bound on one side beyond 2^63 stays within 2^63. int64 itself says so,
-and no schema with the largest float or 1e20 as its bound means anything else. Bounds closer to 0
-than 1e-30 are 1e-30, or 0.
+Here it is rounded inward, to the next float that breaks no bound. So is a float that the compiler
+reads as another one. A number with a bound on one side beyond 2^63 stays within 2^63. int64 itself
+says so, and no schema with the largest float or 1e20 as its bound means anything else. Bounds
+closer to 0 than 1e-30 are 1e-30, or 0.
 
 So every number that is written is within the client's bounds. Numbers beyond 2^63, which no 64-bit
 integer has, and some next to a bound are not written. One is 18.4 below 18.48; 18.40 is.
@@ -14,7 +14,7 @@ Source: llguidance 1.9, `rx_float_range`.
 from __future__ import annotations
 
 import math
-from decimal import ROUND_FLOOR, Context, Decimal
+from decimal import Decimal
 
 from models.grammar.limits import JsonValue, Schema, json_path, refuse
 from models.grammar.schema.complaints import Complaints
@@ -23,21 +23,23 @@ from models.grammar.schema.places import Places
 _HIGHEST = 2**63 - 1  # the highest integer; the highest float is the next below
 _LARGEST = 2**63 - 1024  # the largest float below 2^63
 _TINY = 1e-30
-MAX_DIGITS, _MAX_EXPONENT = 15, 22  # of a float that is read right, as digits and a power of ten
-_INWARD = Context(prec=MAX_DIGITS, rounding=ROUND_FLOOR)
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def is_exact(number: int | float) -> bool:
     """Return whether the compiler reads and writes a number as it is.
 
-    It reads a float right if all of its steps are exact. It writes a whole number as a float, and
-    ends its process at -2^63.
+    It reads a float as its digits by a power of ten, each rounded. It writes a whole number as a
+    float, and ends its process at -2^63.
     """
     if isinstance(number, int):
         return abs(number) < 2**63 and int(float(number)) == number
-    _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
-    return len(digits) <= MAX_DIGITS and abs(int(exponent)) <= _MAX_EXPONENT
+    if number == -(2.0**63):
+        return False
+    _, digits, exponent = Decimal(repr(abs(number))).as_tuple()
+    mantissa = float("".join(map(str, digits)))
+    power = float(f"1e{abs(int(exponent))}")
+    return abs(number) == (mantissa * power if int(exponent) >= 0 else mantissa / power)
 
 
 def fit_bounds(schema: Schema, places: Places, complaints: Complaints) -> None:
@@ -75,13 +77,11 @@ def _fit(inner: Schema, keyword: str, value: int | float, *, path: str, is_whole
     elif 0 < abs(bound) < _TINY:
         del inner[keyword]
         _set(inner, sign, 0 if bound > 0 else -_TINY)
-    elif isinstance(value, float) and (shorter := _shorter(bound)) != bound:
+    elif isinstance(value, float) and not is_exact(value):
         del inner[keyword]
-        _set(inner, sign, shorter)
-
-
-def _shorter(bound: float) -> float:
-    return float(_INWARD.create_decimal(repr(bound)))
+        while not is_exact(bound):
+            bound = math.nextafter(bound, -math.inf)
+        _set(inner, sign, bound)
 
 
 def _set(inner: Schema, sign: int, bound: int | float) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from models.grammar.limits import JsonValue, Schema, json_path, refuse
 from models.grammar.patterns.tree import Node
 from models.grammar.schema.complaints import Complaints
-from models.grammar.schema.numbers import MAX_DIGITS, is_exact
+from models.grammar.schema.numbers import is_exact
 from models.grammar.schema.parse import shown
 from models.grammar.schema.pattern import UNWRITABLE, at_path
 from models.grammar.schema.places import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Places, walk
@@ -28,7 +28,7 @@ FORMATS = (
 )
 _NUMBER_FORMATS = ("int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double")
 _MAX_NAME = 100  # characters of a pattern that a path shows
-_ROUNDED = f"would be rounded; use a whole number up to 2^53, or at most {MAX_DIGITS} digits"
+_ROUNDED = "would be rounded to another number; use fewer digits, or a whole number up to 2^53"
 _UNWRITABLE = re.compile("[" + "".join(f"\\x{a:02x}-\\x{b:02x}" for a, b in UNWRITABLE) + "]")
 
 

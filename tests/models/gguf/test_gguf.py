@@ -236,7 +236,10 @@ def test_an_architecture_that_is_not_loaded_is_refused_by_name(tmp_path: Path) -
         ({"extra": {"llama.rope.scaling.factor": 4.0}}, "scales its rotary positions (linear)"),
         ({"extra": {"llama.rope.scale_linear": 4.0}}, "scales its rotary positions (linear)"),
         ({"extra": {"split.count": "3"}}, "its split.count '3', by its name they are 0 and 1"),
-        ({"extra": {"llama.attention.head_count_kv": 0}}, "llama-F32.gguf: integer division"),
+        (
+            {"extra": {"llama.attention.head_count_kv": 0}},
+            "llama-F32.gguf cannot be converted: integer division",
+        ),
         ({"extra_tensor": "rope_freqs.weight"}, "are not scaled as Llama 3's are"),
         ({"extra_tensor": "blk.0.attn_q.bias"}, "a part of it would be left out"),
         ({"cut": "some-new-model"}, "cuts text by rules called 'some-new-model'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -268,12 +269,13 @@ BOUNDS = [
     *({"type": "number", "maximum": 1.7976931348623157e308}, {"type": "number", "minimum": -1e20}),
     *({"type": "integer", "exclusiveMaximum": 2**63 - 1}, {"type": "number", "minimum": 5e-324}),
     *({"type": "number", "maximum": 0.10442422284151531}, {"type": "number", "minimum": 0.3}),
+    *({"minimum": math.pi, "maximum": math.pi}, {"type": "number", "exclusiveMaximum": math.pi}),
     *({"type": "number", "exclusiveMinimum": 1e-300}, {"type": "integer", "maximum": 2**64 - 1}),
 ]
 NUMBERS = [
     *(0, 1, -1, 2**53 - 1, 2**53, -(2**53), 9007199254740994, 9007199254740995, 9007199254740996),
     *(2**63 - 1025, 2**63 - 1024, 2**63 - 2, 2**63 - 1, 2**63, -(2**63), -(2**63) + 1024, 10**30),
-    0.10442422284151532,
+    *(0.10442422284151532, math.pi),
 ]
 
 

@@ -173,7 +173,7 @@ def test_what_cannot_be_held_is_refused(
         {"properties": {"a": {"type": "null"}}, "anyOf": [{"$ref": "#/properties/a"}]},
         {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/anyOf/0"}}]},
         {"anyOf": [CHAIN, {"type": "null"}]},
-        {"enum": [2**62, 1e22, 0.1]},
+        {"enum": [2**62, 1e23, 0.1, 3.141592653589793, 6.62607015e-34]},
         {"minProperties": 1},
         {"minProperties": 3, "required": ["a", "b"], "type": "object"},
         {"multipleOf": 0.01},
