@@ -2,7 +2,7 @@
 
 The compiler takes such a schema, and its texts would go on until a limit is met. An example is an
 object that requires a property which is such an object again. It is refused wherever it stands, as
-an optional property too: a model may begin one, and could not end it.
+an optional property too. A model may begin one, and could not end it.
 """
 
 from __future__ import annotations
