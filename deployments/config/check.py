@@ -85,11 +85,11 @@ def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], 
     """Return the faults that keep the config from being served, and notes on those that may not.
 
     Nodes and memory that a cluster lacks are waited for if it may grow. Files need not be on this
-    machine if it is none of the cluster's. Keys, and what is like them on each node, need not be if
-    there are, or may come, other nodes.
+    machine if it is none of the cluster's. Things of one node need not be here if there are, or may
+    come, others.
     """
     refusals, notes = [], []
-    others_may_have_keys = cluster.is_elsewhere or cluster.may_grow or len(cluster.nodes) > 1
+    others_may_differ = cluster.is_elsewhere or cluster.may_grow or len(cluster.nodes) > 1
     for fault in faults:
         if cluster.may_grow and fault.kind == "nodes":
             notes.append(f"not there yet, but the cluster may grow: {fault}")
@@ -97,7 +97,7 @@ def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], 
             notes.append(str(fault))
         elif cluster.is_elsewhere and fault.kind == "files":
             notes.append(f"on this machine {fault}; the nodes must have it")
-        elif others_may_have_keys and fault.kind == "keys":
+        elif others_may_differ and fault.kind == "local":
             notes.append(f"on this machine {fault}; nodes that use it must have it")
         else:
             refusals.append(fault)
@@ -273,7 +273,7 @@ def _key_faults(config: AppConfig) -> list[Fault]:
     if not config.router.api_keys_file:
         return []
     found = faults_of_keys(Path(config.router.api_keys_file))
-    return [Fault(_KEYS, text.removeprefix(f"{_KEYS}: "), "keys") for text in found]
+    return [Fault(_KEYS, text.removeprefix(f"{_KEYS}: "), "local") for text in found]
 
 
 def _span_faults(config: AppConfig) -> list[Fault]:
@@ -286,7 +286,7 @@ def _span_faults(config: AppConfig) -> list[Fault]:
 def _engine_faults(config: Models) -> list[Fault]:
     text = "needs vLLM, which is not installed: see deployments/docs/vllm-engine.md"
     return [
-        Fault(f"{section}.engine", text, "keys")
+        Fault(f"{section}.engine", text, "local")
         for section, model in config.models_here.items()
         if model.engine == "vllm" and not _is_installed("vllm")
     ]
@@ -299,14 +299,14 @@ def _further_file_faults(config: AppConfig) -> list[Fault]:
         sampling_defaults(router.generation_config, {}, router.override_generation_config)
     except ValueError as error:
         text = str(error).removeprefix(f"{_SAMPLING}: ")
-        faults.append(Fault(_SAMPLING, text, "keys"))
+        faults.append(Fault(_SAMPLING, text, "local"))
     for name, folder in config.constraint.reward_classifiers.items():
         if not (Path(folder) / "config.json").is_file():
             text = f"no classifier is in {folder!r}, config.json is missing"
-            faults.append(Fault(f"constraint.reward_classifiers.{name}", text, "keys"))
+            faults.append(Fault(f"constraint.reward_classifiers.{name}", text, "local"))
     folder = router.capture.folder
     if folder and not _can_be_made(Path(folder).absolute()):
-        faults.append(Fault("router.capture.folder", f"{folder!r} cannot be written to", "keys"))
+        faults.append(Fault("router.capture.folder", f"{folder!r} cannot be written to", "local"))
     return faults
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-# The subjects of faults: a model's files, the file of API keys, the nodes of the cluster, their
-# memory, or the port. The caller decides by it which faults count: see `check.py`.
-Kind = Literal["files", "keys", "nodes", "memory", "port"]
+# The subjects of faults: a model's files; a thing of one node, such as the file of API keys or a
+# package; the nodes of the cluster; their memory; or the port. The caller decides by it which
+# faults count: see `check.py`.
+Kind = Literal["files", "local", "nodes", "memory", "port"]
 
 
 class Fault(ValueError):

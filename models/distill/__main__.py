@@ -100,7 +100,7 @@ def _refuse_unfit(arguments: argparse.Namespace) -> None:
         OSError: a folder cannot be made.
     """
     if not Path(arguments.target).is_dir():
-        raise ValueError(f"--target: no such folder: {arguments.target!r}")
+        raise ValueError(f"--target: no folder {arguments.target!r}; models.fetch fetches one")
     if arguments.kind == "draft" and arguments.draft_vocab_size:
         raise ValueError("--draft-vocab-size is of heads; a draft model speaks of all tokens")
     if arguments.row_tokens < _late(arguments) + 2:

@@ -86,7 +86,7 @@ def test_each_kind_trains_goes_on_and_is_read(
         ("--row-tokens 200", "--row-tokens must be less for these answers of"),
         ("--row-tokens 5", "--row-tokens must be at least 6, got 5"),
         ("--steps 0", "--steps: must be a whole number of at least 1"),
-        ("--target {0}/none", "--target: no such folder"),
+        ("--target {0}/none", "none'; models.fetch fetches one"),
         ("--out {0}/answers.jsonl", "File exists"),
     ],
 )
